@@ -307,8 +307,13 @@ async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
 async fn prepare(parts: &Parts, shutdown: &CancellationToken) -> Result<Option<HostInfo>> {
     let mut told = false;
     loop {
+        // It may have gone while libvirt was waited for; the directory that is made ready is the one that counts from then on.
+        check_storage(parts).await?;
         match parts.hypervisor.prepare().await {
-            Ok(host) => return Ok(Some(host)),
+            Ok(host) => {
+                check_storage(parts).await?;
+                return Ok(Some(host));
+            }
             Err(error) if error.is_transient() => {
                 if !told {
                     tracing::warn!(%error, "waiting for the hypervisor");
@@ -323,6 +328,12 @@ async fn prepare(parts: &Parts, shutdown: &CancellationToken) -> Result<Option<H
             () = tokio::time::sleep(RETRY) => {}
         }
     }
+}
+
+async fn check_storage(parts: &Parts) -> Result<()> {
+    let Some(shared) = parts.settings.shared.clone() else { return Ok(()) };
+    let state_dir = parts.settings.state_dir.clone();
+    Ok(parts.host.blocking(move || storage::check(&shared, &state_dir)).await??)
 }
 
 async fn lock(parts: &Parts) {

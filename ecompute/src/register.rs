@@ -160,7 +160,8 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
 async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
     let (measured, is_there) = match ask(parts).await {
         Ok(answer) => answer,
-        Err(Some((before, _))) => (before, false),
+        // Of storage of its own nobody else says anything: all of that is reserved, as it is in trouble.
+        Err(Some((before, _))) => (before, parts.settings.shared.is_none()),
         Err(None) => (Err(storage::silent(&parts.settings.storage())), false),
     };
     measured.map(|measured| (measured, is_there)).map_err(PlacementError::Invalid)

@@ -52,23 +52,19 @@ impl<T: Clone + Send + 'static> Asked<T> {
         question: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, Option<T>> {
         let mut asked = self.0.lock().await;
-        let mut under_way = match asked.under_way.take() {
-            Some(under_way) => under_way,
-            None => {
-                let host = host.clone();
-                Box::pin(async move { host.blocking(question).await.ok() })
-            }
-        };
-        match timeout(ANSWERS_IN, &mut under_way).await {
-            Ok(Some(answer)) => {
+        // Whoever goes before it is answered leaves it to the next.
+        let under_way = asked.under_way.get_or_insert_with(|| {
+            let host = host.clone();
+            Box::pin(async move { host.blocking(question).await.ok() })
+        });
+        let Ok(answer) = timeout(ANSWERS_IN, under_way).await else { return Err(asked.before.clone()) };
+        asked.under_way = None;
+        match answer {
+            Some(answer) => {
                 asked.before = Some(answer.clone());
                 Ok(answer)
             }
-            Ok(None) => Err(asked.before.clone()),
-            Err(_) => {
-                asked.under_way = Some(under_way);
-                Err(asked.before.clone())
-            }
+            None => Err(asked.before.clone()),
         }
     }
 }
@@ -157,7 +153,9 @@ pub(crate) async fn refuse_new(
     node: NodeId,
 ) -> Result<(), StorageError> {
     let (name, path) = (shared.storage.name.clone(), shared.path.clone());
-    if read(&path.join(MARK))?.is_some() {
+    let mark = path.join(MARK);
+    let looked = Host::default().blocking(move || read(&mark)).await;
+    if looked.unwrap_or(Ok(None))?.is_some() {
         return Ok(());
     }
     let mut told = false;

@@ -271,10 +271,10 @@ async fn each<W>(
     });
     let mut outcomes = futures::stream::iter(outcomes).buffered(AT_ONCE);
     while let Some(outcome) = outcomes.next().await {
-        match outcome {
+        all.suspend(|| match outcome {
             Ok(done) => told.tell(done),
             Err(failed) => told.fail(failed),
-        }
+        });
     }
     told.end(instances.instances.len() == 1)
 }

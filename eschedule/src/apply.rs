@@ -211,9 +211,17 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let mut left = applied[groups.len()..].iter_mut();
     for (step, one) in steps.iter().zip(left.by_ref()) {
         let is_interrupted = stop.is_cancelled();
+        let takes = matches!(
+            step,
+            Difference::Destroy(..) | Difference::DeleteGroup(_) | Difference::Volume(VolumeStep::Delete(..))
+        );
         let failure = if is_interrupted {
             one.undo("interrupted: nothing was asked for");
             interrupted()
+        } else if takes && failed.is_some() {
+            // What was to come in its place may not be there.
+            one.undo("something before it failed: it is left");
+            continue;
         } else {
             let Err(failure) = making.perform(step, one).await else { continue };
             one.undo(&failure.message);
@@ -481,6 +489,7 @@ impl<'a> Making<'a> {
                 one.node = Some(acted.map_err(|error| session.failed(error))?.node);
             }
             Difference::Destroy(instance, name) => {
+                self.until_copied(*instance).await?;
                 // Whoever took it out of the stack since, or gave it a name of the file, has spared it.
                 let doomed = destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await;
                 if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {

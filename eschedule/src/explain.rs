@@ -199,7 +199,7 @@ fn meaning(state: State) -> &'static str {
         }
         State::Unclaimed => {
             "a guest of ours that etcd does not know of, because etcd was emptied or restored to a time before it. It runs \
-             on, and its room is counted. Restore etcd if you can; `eschedule destroy` ends it."
+             on, and its room is counted. `eschedule heal` brings it back; `eschedule destroy` ends it, with what it wrote."
         }
         State::Unknown => {
             "what is recorded of it cannot be read: it is damaged, of a newer release, or was deleted by hand; the reason \

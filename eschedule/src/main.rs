@@ -185,7 +185,11 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             }
         }
         (Some(Command::Snapshot(command)), _) => {
-            snapshot::snapshot(&Session::open(settings).await?, command, output).await
+            let session = Session::open(settings).await?;
+            match command.is_long() {
+                true => snapshot::snapshot(&session, command, output).await,
+                false => to_its_end(snapshot::snapshot(&session, command, output)).await,
+            }
         }
         (Some(Command::Storage(command)), _) => {
             let session = Session::open(settings).await?;

@@ -25,13 +25,20 @@ impl Progress {
     pub(crate) fn shown(&self, who: &str, first: &str) -> Shown {
         let bar = Shown::bar().map(|bar| self.bars.add(bar));
         let who = if self.several { format!("{}: ", plain(who)) } else { String::new() };
-        Shown::with(bar, who, first)
+        Shown::with(bar, self.bars.clone(), who, first)
+    }
+
+    /// Does what prints something, which lines that move would cover.
+    pub(crate) fn suspend<T>(&self, print: impl FnOnce() -> T) -> T {
+        self.bars.suspend(print)
     }
 }
 
 /// What the user sees.
 pub(crate) struct Shown {
     bar: Option<ProgressBar>,
+    /// That, and others'.
+    all: MultiProgress,
     /// Whom it is about, where that is not clear.
     who: String,
     last: RefCell<String>,
@@ -39,14 +46,15 @@ pub(crate) struct Shown {
 
 impl Shown {
     pub(crate) fn new(first: &str) -> Self {
-        Self::with(Self::bar(), String::new(), first)
+        let all = MultiProgress::new();
+        Self::with(Self::bar().map(|bar| all.add(bar)), all, String::new(), first)
     }
 
-    fn with(bar: Option<ProgressBar>, who: String, first: &str) -> Self {
+    fn with(bar: Option<ProgressBar>, all: MultiProgress, who: String, first: &str) -> Self {
         if let Some(bar) = &bar {
             bar.enable_steady_tick(Duration::from_millis(120));
         }
-        let shown = Self { bar, who, last: RefCell::default() };
+        let shown = Self { bar, all, who, last: RefCell::default() };
         shown.tell(first);
         shown
     }
@@ -65,7 +73,7 @@ impl Shown {
     pub(crate) fn step(&self, step: Step<'_>) {
         match step {
             Step::Status(status) => self.status(status),
-            Step::Lost(why) => tell(&format!("eschedule: {why}; waiting on")),
+            Step::Lost(why) => self.all.suspend(|| tell(&format!("eschedule: {why}; waiting on"))),
         }
     }
 

@@ -64,7 +64,7 @@ pub(crate) enum SnapshotCommand {
     },
     /// Make an instance's disk, and the volumes that it still has, anew as they were; what was written since goes
     ///
-    /// A running instance is stopped for it and started again; till its volumes are as they were it is locked. Volumes that it had
+    /// A running instance is stopped for it and started again; till all its disks are as they were it is locked. Volumes that it had
     /// then and has no more stay as they are, which is told. Where this is broken off, run it again.
     Restore(Restore),
     /// Delete snapshots
@@ -91,6 +91,13 @@ pub(crate) struct Restore {
     /// Stop waiting for one of the steps after so many seconds (exit code 1; what is under way goes on)
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=86400))]
     timeout: u64,
+}
+
+impl SnapshotCommand {
+    /// Whether it takes back, when it is interrupted, what it began with, or says what goes on.
+    pub(crate) const fn is_long(&self) -> bool {
+        matches!(self, Self::Create { .. } | Self::Restore(_))
+    }
 }
 
 /// Does it.

@@ -173,7 +173,7 @@ pub(crate) struct Creating {
 impl VolumeCommand {
     /// Whether it takes back, when it is interrupted, what it began with.
     pub(crate) const fn is_long(&self) -> bool {
-        matches!(self, Self::Create(_) | Self::Clone { .. } | Self::Move { .. })
+        matches!(self, Self::Create(_) | Self::Clone { .. })
     }
 }
 

@@ -156,5 +156,8 @@ async fn open(listen: Listen, guests: Ipv4Addr) -> Result<Option<Port>, Failure>
     if !address.ip().to_canonical().is_loopback() {
         tracing::warn!("whoever reaches {address}, guests among them, may read this server's numbers");
     }
-    Port::open(address, "mdserver", REMEDY).await.map(Some).map_err(|error| Failure::usage(error.to_string()))
+    Port::open(address, "mdserver", REMEDY)
+        .await
+        .map(Some)
+        .map_err(|error| Failure::failed(error.to_string()))
 }

@@ -171,7 +171,7 @@ async fn its_port_tells_how_it_fares_and_where_it_is_taken_a_second_one_does_not
 
     let refused = Controller::command(&control, &more)?.output()?;
     let said = String::from_utf8(refused.stderr)?;
-    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert_eq!(refused.status.code(), Some(1), "{said}");
     let wanted =
         format!("econtroller: cannot listen at {address}: another controller or another program does");
     ensure!(said.lines().any(|line| line.starts_with(&wanted)) && said.contains("`listen`"), "{said}");

@@ -254,7 +254,9 @@ async fn newest_of(cloud: &Cloud) -> CloudResult<Option<NodeId>> {
     let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
     let records =
         pairs.iter().filter_map(|pair| Some((pair.create_revision, decode::<Instance>(&pair.value).ok()?)));
-    let placed = records.filter(|(_, record)| record.project == cloud.project && record.assigned.is_some());
+    let placed = records.filter(|(_, record)| {
+        record.project == cloud.project && record.assigned.is_some() && record.kind.is_machine()
+    });
     // By etcd's count: several are made in one second, and callers' clocks differ.
     Ok(placed.max_by_key(|(revision, _)| *revision).and_then(|(_, record)| record.node()))
 }

@@ -483,8 +483,10 @@ async fn with_name(
     if let Some(name) = brought.record.record.name.clone() {
         let kind = brought.record.record.kind;
         let key = keys.name(kind, &cloud.project, &name, instance);
-        // Its own, which is there still.
-        if cloud.store.get(&key).await?.0.is_none() {
+        if cloud.store.get(&key).await?.0.is_some() {
+            // Its own, which is there still; whoever tidies up may be about to take it away.
+            txn = txn.when(Compare::Present(key));
+        } else {
             let is_free = match looks {
                 true => name_is_free(cloud, kind, &name).await,
                 false => free(cloud, kind, &name).await,
@@ -517,6 +519,9 @@ async fn with_group(
         Some(key) => cloud.store.get(key).await?.0.is_some(),
         None => false,
     };
+    if let Some(key) = member.clone().filter(|_| is_member) {
+        txn = txn.when(Compare::Present(key));
+    }
     if let (Some(name), Some(member), false) = (brought.record.record.group.clone(), member, is_member) {
         match Joining::new(cloud, &name).await {
             Ok(group) => {

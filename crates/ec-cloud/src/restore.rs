@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
-use ec_plan::verbs::{Verb, locked};
+use ec_plan::verbs::{Verb, is_to_be_made_anew, locked};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -234,6 +234,8 @@ impl Held {
             asker.ask(instance, Verb::Remake(self.reason(), own)).await?;
         }
         asker.ask(instance, Verb::LetGo(self.reason())).await?;
+        // All is restored: what comes of a start is its own affair.
+        self.is_begun = false;
         if self.starts {
             asker.ask(instance, Verb::Start).await?;
         }
@@ -247,7 +249,11 @@ impl Held {
         machine: &Known,
         grace: u32,
     ) -> CloudResult<()> {
-        if self.is_locked && is_down(machine) {
+        // Broken off while its own disk was made, that goes on, and is begun anew.
+        let is_remade = machine.request.record().is_some_and(|request| {
+            request.power.power == Power::Stopped && is_to_be_made_anew(request, machine.status.record())
+        });
+        if self.is_locked && (is_down(machine) || is_remade) {
             return Ok(());
         }
         if self.is_locked {

@@ -17,7 +17,7 @@
 //! set would leave every guest mute until it renews its lease.
 
 /// Grows with each change of the rules. An older agent leaves a newer one's alone.
-pub(crate) const VERSION: u32 = 2;
+pub(crate) const VERSION: u32 = 3;
 
 /// What a rule's comment begins with that tells the version.
 pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
@@ -79,6 +79,7 @@ table bridge ecompute {
   chain port_ip4 {
     ip daddr . tcp dport @control4 counter drop
     udp sport 67 counter drop
+    udp dport 68 counter drop
     udp dport 67 ip frag-off & 0x3fff != 0 counter drop
     udp dport 67 iifname . @th,288,48 != @own_chaddr counter drop
     ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
@@ -91,6 +92,7 @@ table bridge ecompute {
     icmpv6 type { nd-router-advert, nd-redirect } counter drop
     icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
     udp sport 547 counter drop
+    udp dport 546 counter drop
     accept
   }
   chain port_nd {

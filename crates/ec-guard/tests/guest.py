@@ -169,6 +169,9 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     say_arp("arp-mac-of-another-probe", own, other, ANY, 1)
     # Servers that only the host is.
     talk("dhcp-server", own, address, (67, 68))
+    # A client looks at whereto an answer is sent, and not at where from.
+    talk("dhcp-server-of-another-port", own, address, (1067, 68))
+    raw.send(ether(BROADCAST, own, 0x86DD, ip6(link, nodes, 17, udp(1547, 546, mark("dhcp6-server-of-another-port")))))
     raw.send(ether(BROADCAST, own, 0x86DD, ip6(link, nodes, 17, udp(547, 546, mark("dhcp6-server")))))
     # Neighbour discovery.
     icmp6("router-advert", 134, b"\0" * 12)

@@ -158,6 +158,10 @@ impl Follower {
                     self.open = Some(oldest);
                     return Ok(Step::Piece(Bytes::from_static(GAP)));
                 }
+                After::Nothing if current.is_some() => {
+                    self.open = Some(file);
+                    return Ok(Step::Nothing);
+                }
                 // The one that is written comes in a moment, or none does any more.
                 After::Nothing => {}
             }
@@ -176,9 +180,8 @@ impl Follower {
             self.before = written.len().min(max);
             file.seek(SeekFrom::Start(written.len() - self.before))?;
             // Just rotated: what came before is in the newest old file.
-            if let Some((mut old, is)) =
-                opened(&rotated(&self.log, 0))?.filter(|(_, is)| is.ino() != written.ino())
-            {
+            let rotated = if self.before < max { opened(&rotated(&self.log, 0))? } else { None };
+            if let Some((mut old, is)) = rotated.filter(|(_, is)| is.ino() != written.ino()) {
                 let of_old = is.len().min(max - self.before);
                 old.seek(SeekFrom::Start(is.len() - of_old))?;
                 self.before += of_old;
@@ -374,6 +377,10 @@ mod tests {
             }
             read
         };
+        write("zeroth");
+        rotate();
+        write("longer than that");
+        assert_eq!(read(&mut new()), "n that", "what is written is enough");
         write("first");
         rotate();
         write("2nd");

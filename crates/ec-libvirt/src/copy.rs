@@ -57,7 +57,9 @@ pub(crate) struct Copying {
     /// Which run of it: libvirt's number of the domain.
     run: Option<u32>,
     parts: Vec<Part>,
-    /// Its guest's file systems may be at rest: its agent did not answer when they were to go on.
+    /// Its guest's file systems were brought to rest.
+    is_frozen: bool,
+    /// They may be so still: its agent did not let them go on.
     owes: Arc<AtomicBool>,
     begun: Instant,
     /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard.
@@ -241,15 +243,17 @@ fn live(
     // A guest without an agent is copied as if its power had failed. One whose agent did not answer in time may be frozen
     // all the same.
     let asked = Instant::now();
-    let may_be_frozen = sys::freeze(domain).is_ok() || was_waited_for(asked);
+    let is_frozen = sys::freeze(domain).is_ok();
+    let may_be_frozen = is_frozen || was_waited_for(asked);
     let begun = sys::begin_backup(domain, &document);
     // What is left of it where this does not begin has it tried again.
-    let owes = may_be_frozen && owes_thaw(domain);
+    let owes = may_be_frozen && owes_thaw(domain, is_frozen);
     match begun {
         Ok(()) => Ok(Copying {
             from,
             run: domain.id(),
             parts,
+            is_frozen,
             owes: Arc::new(AtomicBool::new(owes)),
             begun: asked,
             _turn: turn,
@@ -274,7 +278,7 @@ pub(crate) fn is_done(
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
-    Copying { from, run, parts, owes, begun, .. }: &Copying,
+    Copying { from, run, parts, is_frozen, owes, begun, .. }: &Copying,
 ) -> Result<bool, CallError> {
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
     // It was ended and started again since the last look.
@@ -282,7 +286,7 @@ pub(crate) fn is_done(
         return Err(ended(*from));
     }
     if owes.load(Ordering::Relaxed) {
-        owes.store(owes_thaw(&domain), Ordering::Relaxed);
+        owes.store(owes_thaw(&domain, *is_frozen), Ordering::Relaxed);
     }
     let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
     if is_backup_to(&domain, first)? {
@@ -321,7 +325,7 @@ pub(crate) fn give_up(
     for (part, from) in pool.parts_of(owner)? {
         if let Some(domain) = domain::up(connect, node, from)? {
             // Whether it was frozen nobody knows any more; one that was not, or has no agent, is none the worse.
-            let owes = owes_thaw(&domain);
+            let owes = owes_thaw(&domain, false);
             if is_backup_to(&domain, &part)?
                 && let Err(error) = sys::abort_job(&domain)
                 && is_backup_to(&domain, &part)?
@@ -345,10 +349,10 @@ fn was_waited_for(asked: Instant) -> bool {
     asked.elapsed() > Duration::from_secs(1)
 }
 
-/// Lets the guest's file systems go on; whether that has to be tried again.
-fn owes_thaw(domain: &Domain) -> bool {
+/// Lets the guest's file systems go on; whether that has to be tried again: where they are at rest for certain, whatever it came to.
+fn owes_thaw(domain: &Domain, is_frozen: bool) -> bool {
     let asked = Instant::now();
-    sys::thaw(domain).is_err() && was_waited_for(asked)
+    sys::thaw(domain).is_err() && (is_frozen || was_waited_for(asked))
 }
 
 /// Whether something was written of a part not long ago: so long after that an agent that does not answer is given up.

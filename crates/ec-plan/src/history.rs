@@ -168,7 +168,7 @@ fn certain(verb: ActionVerb, came: (Fate, Option<usize>)) -> (Fate, Option<usize
         (verb, Fate::Done | Fate::Overtaken) if is_of_power(verb) || verb == ActionVerb::Unrescue => {
             (Fate::Unknown, None)
         }
-        (ActionVerb::Create, Fate::Failed) => (Fate::Unknown, None),
+        (ActionVerb::Create | ActionVerb::Pause | ActionVerb::Suspend, Fate::Failed) => (Fate::Unknown, None),
         _ => came,
     }
 }
@@ -414,7 +414,7 @@ mod tests {
 
     #[test]
     fn what_is_not_done_yet_is_pending_and_what_failed_says_why() {
-        use ActionVerb::{Create, Rebuild, Start, Stop, Unknown};
+        use ActionVerb::{Create, Pause, Rebuild, Start, Stop, Suspend, Unknown};
         let of = |actions, outcomes| {
             let told: Vec<Happening> = history(actions, outcomes);
             told.into_iter().filter_map(|it| Some((it.outcome?, it.reason))).collect::<Vec<_>>()
@@ -435,6 +435,16 @@ mod tests {
         assert_eq!(of(both(), vec![came(2, Some(State::Active), 1, 0); HISTORY_MAX])[0].0, Fate::Done);
         assert_eq!(of(vec![asked(8, Stop, 3)], vec![later.clone()])[0], (Fate::Overtaken, None));
         assert_eq!(of(vec![asked(8, Stop, 5)], vec![failed(9, 5)]), [broken]);
+        // What is to be halted and has ended is not halted; one that was halted and ended later was.
+        for verb in [Pause, Suspend] {
+            let fate = |state, power| of(vec![asked(8, verb, 5)], vec![came(9, Some(state), 5, power)])[0].0;
+            assert_eq!(fate(State::Stopped, 5), Fate::Failed, "{verb:?}");
+            assert_eq!(fate(State::Stopped, 6), Fate::Overtaken, "{verb:?}");
+            assert_eq!(fate(State::Paused, 5), Fate::Done, "{verb:?}");
+            let trimmed = vec![came(9, Some(State::Stopped), 6, 5); HISTORY_MAX];
+            assert_eq!(of(vec![asked(8, verb, 5)], trimmed)[0].0, Fate::Unknown, "{verb:?}");
+        }
+        assert_eq!(of(vec![asked(8, Start, 5)], vec![came(9, Some(State::Stopped), 5, 5)])[0].0, Fate::Done);
         assert_eq!(of(vec![asked(8, Unknown, 5)], vec![failed(1, 3)])[0].0, Fate::Unknown);
         let rebuilt = |second: i64, failed: Option<&str>| {
             let failed = failed.map(str::to_owned);

@@ -14,11 +14,11 @@ use ec_model::{
 };
 
 use crate::{sizes, volumes::there};
-pub use situation::{Situation, shown};
+pub use situation::{Situation, is_to_be_made_anew, shown};
 
 /// Why nothing is done to unlock one.
 pub const NOT_LOCKED: &str = "it is not locked";
-pub(crate) use situation::{is_built, is_to_be_made_anew};
+pub(crate) use situation::is_built;
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]

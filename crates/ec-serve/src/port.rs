@@ -65,6 +65,13 @@ pub enum PortError {
     },
 }
 
+impl PortError {
+    /// Whether it may be otherwise a moment later, so that it is worth while to start again: an address comes, another program goes.
+    pub const fn may_pass(&self) -> bool {
+        !matches!(self, Self::Tls(_))
+    }
+}
+
 /// A port that is open, and not served yet.
 pub struct Port {
     listener: TcpListener,

@@ -193,6 +193,7 @@ impl Making<'_> {
                 attach(cloud, volume, instance, None).await.map_err(|error| session.failed(error))?;
             }
             VolumeStep::Delete(volume, name) => {
+                self.until_copied(*volume).await?;
                 let deleted = async {
                     until_free(cloud, *volume, None, self.patience).await?;
                     delete_called_volume(cloud, *volume, name, &[of_stack(self.of.stack)]).await.map(drop)
@@ -268,6 +269,25 @@ impl Making<'_> {
             }
         }
         Err(given_back(&wish.name))
+    }
+
+    /// Waits until all that this run made as copies of a disk is there: it cannot be made once that is gone.
+    pub(super) async fn until_copied(&self, disk: InstanceId) -> Result<(), Failure> {
+        let is_of_it = |image: &ImageRef| {
+            image
+                .copied()
+                .is_some_and(|of| of.disk == disk || of.held == Some(disk) || of.beside.contains(&disk))
+        };
+        let volumes = self
+            .volumes
+            .iter()
+            .filter(|(number, _)| self.of.volumes[**number].image.as_ref().is_some_and(is_of_it));
+        let instances =
+            self.instances.iter().filter(|(number, _)| is_of_it(&self.entries[**number].guest.image));
+        for (_, made) in volumes.chain(instances) {
+            self.until_there(*made).await?;
+        }
+        Ok(())
     }
 
     /// Waits until a volume is made.

@@ -566,11 +566,43 @@ fn an_audit_that_fails_is_tried_again_and_one_at_a_time() {
     };
     let first = audit(&commands).unwrap();
     assert_eq!(told.on(Event::Registered), [], "one is under way");
-    told.on(Event::Audited(first, Err("placement is away".to_owned())));
+    let away = || Err("placement is away".to_owned());
+    assert_eq!(warnings(&told.on(Event::Audited(first, away()))), 1);
     told.pass(AUDIT_RETRY);
     let second = audit(&told.on(Event::Due)).expect("tried again");
-    told.on(Event::Audited(second, Ok(None)));
+    assert_eq!(warnings(&told.on(Event::Audited(second, away()))), 0, "that is known");
+    told.pass(AUDIT_RETRY);
+    let third = audit(&told.on(Event::Due)).expect("tried again");
+    told.on(Event::Audited(third, Ok(Some(BTreeMap::new()))));
+    let fourth = audit(&told.on(Event::Registered)).expect("it is registered anew");
+    assert_eq!(warnings(&told.on(Event::Audited(fourth, away()))), 1, "it was well meanwhile");
+    told.pass(AUDIT_RETRY);
+    let fifth = audit(&told.on(Event::Due)).expect("tried again");
+    told.on(Event::Audited(fifth, Ok(None)));
     assert!(audit(&told.on(Event::Registered)).is_some());
+}
+
+fn warnings(commands: &[Command]) -> usize {
+    commands.iter().filter(|command| matches!(command, Command::Tell(tell) if tell.warning)).count()
+}
+
+#[test]
+fn a_look_that_fails_is_tried_again_and_told_once() {
+    let (mut told, _) = Told::looked(Seen::default(), Desired::Active);
+    let mut look = |after: Duration, seen: Result<Seen, String>| {
+        told.pass(after);
+        let commands = told.on(Event::Due);
+        let begun = commands.iter().find_map(|command| match command {
+            Command::LookAtAll(begun) => Some(*begun),
+            _ => None,
+        });
+        warnings(&told.on(Event::Looked(begun.expect("it is due"), seen)))
+    };
+    let away = || Err("libvirtd does not answer".to_owned());
+    assert_eq!(look(LOOK_PERIOD, away()), 1);
+    assert_eq!(look(LOOK_SOON, away()), 0, "that is known");
+    assert_eq!(look(LOOK_SOON, Ok(Seen::default())), 0);
+    assert_eq!(look(LOOK_PERIOD, away()), 1, "it was well meanwhile");
 }
 
 #[test]

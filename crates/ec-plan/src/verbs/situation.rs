@@ -72,7 +72,7 @@ pub(crate) fn is_built(status: &Status) -> bool {
 }
 
 /// Whether its disk is to be made anew, and its agent has yet to tell what came of that.
-pub(crate) fn is_to_be_made_anew(request: &Request, status: Option<&Status>) -> bool {
+pub fn is_to_be_made_anew(request: &Request, status: Option<&Status>) -> bool {
     let told = status.and_then(|status| status.rebuilt.as_ref()).map(|rebuilt| rebuilt.wished_at);
     told < request.rebuild.as_ref().map(|wish| wish.wished_at)
 }
@@ -128,8 +128,10 @@ impl Situation {
         // size that came to its end just now, which the state does not show yet.
         let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
         // Of one that is started again by itself it is not told which wish is carried out, but that it is to run.
-        // Nor is there a way to what its agent knows of, and tells an ERROR.
-        let is_refused = status.state == State::Error && status.observed_generation >= wish.generation;
+        // Nor is there a way to a start that its agent knows of, and tells an ERROR. What else fails is tried again till it is taken back.
+        let is_refused = status.state == State::Error
+            && wish.power == Power::Running
+            && status.observed_generation >= wish.generation;
         let is_wished = status.power_generation < wish.generation
             && !is_refused
             && (status.power_generation != 0 || is_built && wish.power != Power::Running);

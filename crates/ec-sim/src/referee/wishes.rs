@@ -4,8 +4,8 @@
 //! They are less than the table of verbs (`docs/lifecycle.md`): what would cost a user something.
 
 use ec_model::{
-    Assigned, Desired, Instance, InstanceId, NodeId, Power, Request, Resources, State, Status, Workload,
-    decode, greater,
+    Assigned, Desired, Instance, InstanceId, NodeId, Power, Request, Resources, Spec, State, Status,
+    Workload, decode, greater,
 };
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
@@ -32,6 +32,12 @@ fn amount(of: &Resources, class: &str) -> u64 {
     of.get(class).copied().unwrap_or(0)
 }
 
+/// This, where that counts with the image of another.
+fn with_image_of(counts: bool, other: &Spec, spec: &Spec) -> Spec {
+    let image = if counts { &other.image } else { &spec.image };
+    Spec { image: image.clone(), ..spec.clone() }
+}
+
 impl Wish {
     /// What is said of it, where it was locked before.
     fn breaks_lock(&self) -> Option<&'static str> {
@@ -45,14 +51,15 @@ impl Wish {
             request_id: was.request_id,
             // Whoever brings a machine back says that it has the volume that it has.
             attached: if self.brings_back || is.attached.is_none() { was.attached } else { is.attached },
-            spec: if restores { was.spec.clone() } else { is.spec.clone() },
+            spec: with_image_of(restores, &was.spec, &is.spec),
             ..is.clone()
         };
         let [before, after] = &self.order;
         let order = |order: &Request| {
             let Request { power, restart, rebuild, rescue, resize, name, spec, volumes, .. } = order.clone();
-            let disk = (!restores).then_some((rebuild, spec));
-            (power, restart, disk, rescue, resize, name, volumes)
+            let rebuild = (!restores).then_some(rebuild);
+            let spec = spec.map(|spec| with_image_of(restores, before.spec.as_ref().unwrap_or(&spec), &spec));
+            (power, restart, rebuild, rescue, resize, name, spec, volumes)
         };
         (kept != *was || order(before) != order(after)).then_some("which is locked")
     }
