@@ -107,6 +107,8 @@ impl Computer {
         let shared = match (storage, directory.parent()) {
             (Some(storage), Some(parent)) => {
                 let name = ["pool", "annex"][storage];
+                // It is mounted: of what is not an agent says nothing, and does not begin.
+                fs::create_dir_all(parent.join(name))?;
                 format!("shared_storage: {{name: {name}, path: {}}}\n", parent.join(name).display())
             }
             _ => String::new(),
