@@ -112,10 +112,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         });
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
-        let port = Port::open(&settings).await.map_err(|error| match error.may_pass() {
-            true => Failure::failed(error.to_string()),
-            false => Failure::usage(error.to_string()),
-        })?;
+        let port = Port::open(&settings).await?;
         agent::run(settings, port, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;
         Ok(0)
     });

@@ -37,13 +37,9 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let mut troubles = parts.troubles.subscribe();
     let mut told = false;
     let begun = Instant::now();
-    // Nothing is known of a file system that has never answered.
-    while let Err(None) = ask(parts).await {
-        if stop.is_cancelled() {
-            return Ok(());
-        }
-    }
-    while let Err(error) = register(parts).await {
+    // A file system that has never answered is waited for, whatever comes.
+    while let Some(registered) = stop.run_until_cancelled(register(parts)).await {
+        let Err(error) = registered else { break };
         // A replica hears of a new token when it hears of it.
         let is_new =
             matches!(error, PlacementError::Denied { status: 401, .. }) && begun.elapsed() < HEARD_OF;
@@ -60,6 +56,9 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(RETRY) => {}
         }
+    }
+    if stop.is_cancelled() {
+        return Ok(());
     }
     parts.registration.up();
     remember(parts).await;
@@ -158,11 +157,14 @@ async fn register(parts: &Parts) -> Result<(), PlacementError> {
 /// What this host has, and whether its storage is there: what lies where that was is not what it is. What does not answer is as it
 /// was when it did.
 async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
-    let (measured, is_there) = match ask(parts).await {
-        Ok(answer) => answer,
-        // Of storage of its own nobody else says anything: all of that is reserved, as it is in trouble.
-        Err(Some((before, _))) => (before, parts.settings.shared.is_none()),
-        Err(None) => (Err(storage::silent(&parts.settings.storage())), false),
+    let (measured, is_there) = loop {
+        match ask(parts).await {
+            Ok(answer) => break answer,
+            // Of storage of its own nobody else says anything: all of that is reserved, as it is in trouble.
+            Err(Some((before, _))) => break (before, parts.settings.shared.is_none()),
+            // Nothing is known of it yet.
+            Err(None) => {}
+        }
     };
     measured.map(|measured| (measured, is_there)).map_err(PlacementError::Invalid)
 }

@@ -64,10 +64,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         for warning in &settings.warnings {
             tracing::warn!("{warning}");
         }
-        let port = settings.open().await.map_err(|error| match error.may_pass() {
-            true => Failure::failed(error.to_string()),
-            false => Failure::usage(error.to_string()),
-        })?;
+        let port = settings.open().await?;
         let host = Host::default();
         let tally = Arc::new(Tally::new(&host, settings.certificates.clone()));
         let cloud = settings.connect(&tally, host).await?;

@@ -255,8 +255,8 @@ impl Cli {
     /// What was typed; where that cannot be, or was a question, how the process ends after its answer.
     pub(crate) fn read() -> Result<Self, ExitCode> {
         let wrong = |error| answered(&brief(error));
-        let command = Self::command();
-        let matches = command.clone().try_get_matches().map_err(wrong)?;
+        let mut command = Self::command();
+        let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(wrong)?;
         let mut cli = Self::from_arg_matches(&matches).map_err(wrong)?;
         let is_given = |arg: &&Arg| {
             !arg.is_global_set()

@@ -169,27 +169,25 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Image(command)), _) => {
             let session = Session::open(settings).await?;
-            match command.is_long() {
-                true => image::image(&session, command, output).await,
-                false => to_its_end(image::image(&session, command, output)).await,
-            }
+            // What takes back what it began with is not cut short.
+            let is_long = command.is_long();
+            let work = image::image(&session, command, output);
+            if is_long { work.await } else { to_its_end(work).await }
         }
         (Some(Command::Apply(apply)), _) => {
             apply::apply(&Session::open(settings).await?, apply, output).await
         }
         (Some(Command::Volume(command)), _) => {
             let session = Session::open(settings).await?;
-            match command.is_long() {
-                true => volume::volume(&session, command, output).await,
-                false => to_its_end(volume::volume(&session, command, output)).await,
-            }
+            let is_long = command.is_long();
+            let work = volume::volume(&session, command, output);
+            if is_long { work.await } else { to_its_end(work).await }
         }
         (Some(Command::Snapshot(command)), _) => {
             let session = Session::open(settings).await?;
-            match command.is_long() {
-                true => snapshot::snapshot(&session, command, output).await,
-                false => to_its_end(snapshot::snapshot(&session, command, output)).await,
-            }
+            let is_long = command.is_long();
+            let work = snapshot::snapshot(&session, command, output);
+            if is_long { work.await } else { to_its_end(work).await }
         }
         (Some(Command::Storage(command)), _) => {
             let session = Session::open(settings).await?;

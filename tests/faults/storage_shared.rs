@@ -202,8 +202,14 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     let (mounted, away) = (place.of(stack.node, second.node), place.path().join("away"));
     std::fs::rename(&mounted, &away)?;
     stack.until("its agent misses the storage", async || Ok(stack.log().contains("where disks are"))).await?;
-    // A look that saw nothing would have it swept at once.
-    tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+    // A look that saw nothing would have it swept at once: some more are waited for.
+    let failures = async || -> Result<f64> {
+        let numbers =
+            ec_serve::metrics::parse(&stack.ask_agent("/metrics").await?.1).map_err(anyhow::Error::msg)?;
+        Ok(numbers["ecompute_call_failures_total{service=\"libvirt\"}"])
+    };
+    let before = failures().await?;
+    stack.until("it has looked again", async || Ok(failures().await? >= before + 3.0)).await?;
     std::fs::rename(&away, &mounted)?;
     is_claimed(held, None).await?;
     ensure!(is_unclaimed().await?, "it is told of as it was");

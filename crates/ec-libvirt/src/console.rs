@@ -67,7 +67,7 @@ const PIECES: usize = 4;
 /// The log from at most `max_bytes` before its end on, an empty piece, and what is added to it, until it is removed.
 pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
     let (pieces, output) = mpsc::channel(PIECES);
-    let mut follower = Follower { log, max_bytes, open: None, was_there: false, before: 0, missing: false };
+    let mut follower = Follower::new(log, max_bytes);
     tokio::spawn(async move {
         let mut caught_up = false;
         loop {
@@ -131,6 +131,10 @@ struct Follower {
 }
 
 impl Follower {
+    const fn new(log: PathBuf, max_bytes: usize) -> Self {
+        Self { log, max_bytes, open: None, was_there: false, before: 0, missing: false }
+    }
+
     fn step(&mut self) -> io::Result<Step> {
         // Looked at before reading: to what has another name by then nothing is added any more.
         let current = match fs::metadata(&self.log) {
@@ -322,14 +326,7 @@ mod tests {
     #[test]
     fn a_log_is_followed_across_a_rotation_until_it_is_removed() {
         let (_directory, log) = log();
-        let mut follower = Follower {
-            log: log.clone(),
-            max_bytes: 4,
-            open: None,
-            was_there: false,
-            before: 0,
-            missing: false,
-        };
+        let mut follower = Follower::new(log.clone(), 4);
         let mut step = || follower.step().unwrap();
         let piece = |text: &'static str| Step::Piece(Bytes::from_static(text.as_bytes()));
         assert_eq!((step(), step(), step()), (Step::Nothing, Step::Nothing, Step::Nothing), "not yet");
@@ -362,14 +359,7 @@ mod tests {
             fs::rename(&log, rotated(&log, 0)).unwrap();
         };
         let write = |text: &str| fs::write(&log, text).unwrap();
-        let new = || Follower {
-            log: log.clone(),
-            max_bytes: 6,
-            open: None,
-            was_there: false,
-            before: 0,
-            missing: false,
-        };
+        let new = || Follower::new(log.clone(), 6);
         let read = |follower: &mut Follower| {
             let mut read = String::new();
             while let Step::Piece(piece) = follower.step().unwrap() {

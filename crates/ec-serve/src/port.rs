@@ -65,10 +65,14 @@ pub enum PortError {
     },
 }
 
-impl PortError {
-    /// Whether it may be otherwise a moment later, so that it is worth while to start again: an address comes, another program goes.
-    pub const fn may_pass(&self) -> bool {
-        !matches!(self, Self::Tls(_))
+/// What is worth starting again for: an address comes, another program goes. Certificates are as somebody configured them.
+#[cfg(feature = "tls")]
+impl From<PortError> for ec_runtime::exit::Failure {
+    fn from(error: PortError) -> Self {
+        match error {
+            PortError::Tls(_) => Self::usage(error.to_string()),
+            PortError::Refused { .. } | PortError::Taken { .. } => Self::failed(error.to_string()),
+        }
     }
 }
 

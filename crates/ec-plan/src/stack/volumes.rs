@@ -151,9 +151,10 @@ impl<'a> Volumes<'a> {
         alone && !self.volumes[number].boots
     }
 
-    /// Whether two nodes share storage.
-    fn share(&self, one: NodeId, other: NodeId) -> bool {
-        self.shared.get(&one).is_some_and(|storage| self.shared.get(&other) == Some(storage))
+    /// Whether it goes from one node to another: they share storage.
+    fn goes(&self, number: usize, from: NodeId, to: NodeId) -> bool {
+        let storage = self.shared.get(&from);
+        self.moves(number) && storage.is_some() && storage == self.shared.get(&to)
     }
 
     /// The volume of the file that one of its instances boots from.
@@ -226,7 +227,7 @@ impl<'a> Volumes<'a> {
             // What is there stays there: of that it is told only where its instance could still be elsewhere.
             let is_fixed = is_there && self.there(number).is_some();
             let Some(lies) = self.lies(number).filter(|lies| *lies != node && !is_fixed) else { continue };
-            if self.moves(number) && self.share(lies, node) {
+            if self.goes(number, lies, node) {
                 continue;
             }
             let name = &self.volumes[number].name;
@@ -263,8 +264,7 @@ impl<'a> Volumes<'a> {
             };
             if let Some(instance) = self.instance_there(wanted)
                 && instance.node() != record.node()
-                && !(self.moves(number)
-                    && instance.node().zip(record.node()).is_some_and(|(to, from)| self.share(to, from)))
+                && !record.node().zip(instance.node()).is_some_and(|(from, to)| self.goes(number, from, to))
             {
                 let node = |record: &Instance| {
                     record.node().map_or_else(|| "no node".to_owned(), |node| node.to_string())
