@@ -15,6 +15,8 @@ use crate::{config::Settings, reach::trust};
 const PATIENCE: Duration = Duration::from_secs(2);
 /// So many are asked at a time.
 const CONCURRENCY: usize = 16;
+/// An answer of more bytes is none: what an agent with ten thousand instances says takes a few megabytes.
+const LENGTH_MAX: usize = 16 << 20;
 
 /// A way to them.
 #[derive(Clone)]
@@ -52,7 +54,16 @@ impl Agents {
 
     /// Whatever the status: that something is not well stands in a document, too.
     async fn one<T: DeserializeOwned>(&self, url: &str) -> Result<T, String> {
-        let answer = async { self.0.get(url).send().await?.json().await };
-        answer.await.map_err(|error: reqwest::Error| chain(&error))
+        let failed = |error: reqwest::Error| chain(&error);
+        let mut answer = self.0.get(url).send().await.map_err(failed)?;
+        let mut document = Vec::new();
+        while let Some(piece) = answer.chunk().await.map_err(failed)? {
+            document.extend_from_slice(&piece);
+            if document.len() > LENGTH_MAX {
+                return Err(format!("{url} answered with more than {} MB", LENGTH_MAX >> 20));
+            }
+        }
+        serde_json::from_slice(&document)
+            .map_err(|error| format!("{url} answered with what is no such document: {error}"))
     }
 }

@@ -1,9 +1,12 @@
 //! Overlays in the pool.
 
+mod image;
+mod names;
+
 use std::{
     fs::{File, metadata},
     io::{self, ErrorKind},
-    os::unix::fs::{FileExt, MetadataExt},
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
         Arc, OnceLock,
@@ -12,20 +15,20 @@ use std::{
 };
 
 use ec_model::{BaseImage, InstanceId};
-use nix::{
-    fcntl::{FcntlArg, fcntl},
-    libc,
-};
-use uuid::Uuid;
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
     sys,
 };
 
+pub(crate) use image::{is_locked, is_written, keep_from_writing};
+pub(crate) use names::{moved_name, volume_name};
+
 use crate::{
     error::{CallError, absent, has_code},
     xml::{self, VolumeXml},
 };
+use image::{capacity_in, holds_data_alone};
+use names::{copy, copy_name, moved, name_of, part, part_name, rescue_name, successor_name};
 
 /// The pool by its name in libvirt and its directory on this host.
 #[derive(Debug, Clone)]
@@ -43,29 +46,6 @@ const ROOM_TO_GO_ON: u64 = 64 << 20;
 
 /// What a guest's disk is called in its domain.
 pub(crate) const DISK: &str = "vda";
-
-const SUFFIX: &str = ".qcow2";
-
-/// Of the overlay that is to replace the instance's own. No uuid ends so: it is taken for nobody's disk.
-const SUCCESSOR_SUFFIX: &str = ".new.qcow2";
-
-/// Of the overlay that an instance is booted from in the place of its own.
-const RESCUE_SUFFIX: &str = ".rescue.qcow2";
-
-/// Of a copy that is not whole.
-const PART_SUFFIX: &str = ".part.qcow2";
-
-/// Of the copies that a snapshot of several disks has beside its first.
-const COPY_SUFFIX: &str = ".copy.qcow2";
-
-/// Of a volume's disk that another node has handed over, until it is put in its place.
-const MOVED_SUFFIX: &str = ".moved.qcow2";
-
-/// By a lock on this byte of an image, QEMU is told to start no guest that writes it (its `RAW_LOCK_SHARED_BASE` and
-/// `BLK_PERM_WRITE`).
-const NO_WRITER: i64 = 201;
-/// The byte that it locks while it may write.
-const WRITER: i64 = 101;
 
 impl Pool {
     pub(crate) fn new(name: &str, path: &Path) -> Self {
@@ -125,7 +105,7 @@ impl Pool {
     /// Whose disk a file is, by its place and name.
     pub(crate) fn owner(&self, file: &str) -> Option<InstanceId> {
         let name = Path::new(file).strip_prefix(&self.path).ok()?.to_str()?;
-        named(name, SUFFIX, volume_name)
+        names::volume(name)
     }
 
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would
@@ -173,9 +153,9 @@ impl Pool {
         for entry in entries {
             let name = entry.map_err(failed)?.file_name();
             let Some(name) = name.to_str() else { continue };
-            volumes.extend(named(name, SUFFIX, volume_name));
+            volumes.extend(names::volume(name));
             handed_over.extend(moved(name));
-            successors.extend(named(name, SUCCESSOR_SUFFIX, successor_name).or_else(|| Some(part(name)?.0)));
+            successors.extend(names::successor(name).or_else(|| Some(part(name)?.0)));
             copies.extend(copy(name));
         }
         // Of what was put in its place but for the first, and so is not whole.
@@ -299,13 +279,12 @@ impl Pool {
         from: InstanceId,
         disk: Option<InstanceId>,
     ) -> PathBuf {
-        let disk = disk.map(|disk| format!(".{disk}")).unwrap_or_default();
-        self.path.join(format!("{volume}.{from}{disk}{PART_SUFFIX}"))
+        self.path.join(part_name(volume, from, disk))
     }
 
     /// Where a snapshot's copy of this disk lies, but for its first.
     pub(crate) fn copy_path(&self, snapshot: InstanceId, disk: InstanceId) -> PathBuf {
-        self.path.join(format!("{snapshot}.{disk}{COPY_SUFFIX}"))
+        self.path.join(copy_name(snapshot, disk))
     }
 
     /// A disk in the pool by its path.
@@ -569,123 +548,14 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
     VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
 }
 
-/// The capacity of an image in bytes, as its head has it (QEMU's `docs/interop/qcow2.txt`).
-fn capacity_in(path: &Path) -> io::Result<u64> {
-    Ok(number(&head_of(&File::open(path)?)?, 24))
-}
-
-/// The beginning of a qcow2 image's header (<https://www.qemu.org/docs/master/interop/qcow2.html>).
-fn head_of(file: &File) -> io::Result<[u8; 48]> {
-    let mut head = [0; 48];
-    file.read_exact_at(&mut head, 0)?;
-    if !head.starts_with(b"QFI\xfb") {
-        return Err(io::Error::new(ErrorKind::InvalidData, "it is no qcow2 image"));
-    }
-    Ok(head)
-}
-
-/// The number of eight bytes there.
-fn number(head: &[u8; 48], at: usize) -> u64 {
-    head[at..at + 8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
-}
-
-/// Whether it is an image that stands on no other, with anything in it: it has tables of clusters then.
-fn holds_data_alone(path: &Path) -> io::Result<bool> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        other => other?,
-    };
-    // What was broken off while it was made is no image yet.
-    let Ok(head) = head_of(&file) else { return Ok(false) };
-    let (backing, tables, place) = (number(&head, 8), number(&head, 32) & 0xffff_ffff, number(&head, 40));
-    if backing != 0 {
-        return Ok(false);
-    }
-    // 32 MiB of them stand for more than any disk has.
-    let mut table = vec![0; usize::try_from(tables.min(4 << 20)).unwrap_or_default() * 8];
-    Ok(file.read_exact_at(&mut table, place).is_ok() && table.iter().any(|byte| *byte != 0))
-}
-
-/// Whether QEMU writes an image, on this host or another that has the same file system: as long as it may, it holds a lock on the byte
-/// that stands for that (QEMU's `block/file-posix.c`).
-pub(crate) fn is_written(path: &Path) -> io::Result<bool> {
-    has_lock(path, WRITER, 1)
-}
-
-/// Whether QEMU has a file open, of which it locks single bytes; one that is not there nobody has.
-pub(crate) fn is_locked(path: &Path) -> io::Result<bool> {
-    // To the end of whatever a file can have.
-    has_lock(path, 0, 0)
-}
-
-fn has_lock(path: &Path, start: i64, length: i64) -> io::Result<bool> {
-    let file = match File::open(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
-        other => other?,
-    };
-    let mut found = lock(libc::F_WRLCK, start, length);
-    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut found))?;
-    Ok(found.l_type != lock(libc::F_UNLCK, 0, 0).l_type)
-}
-
-fn lock(kind: i32, start: i64, length: i64) -> libc::flock {
-    let number = |number| i16::try_from(number).unwrap_or_default();
-    libc::flock {
-        l_type: number(kind),
-        l_whence: number(libc::SEEK_SET),
-        l_start: start,
-        l_len: length,
-        l_pid: 0,
-    }
-}
-
-/// As long as the file is open, QEMU starts no guest that writes the image in it.
-pub(crate) fn keep_from_writing(path: &Path) -> io::Result<File> {
-    let file = File::open(path)?;
-    fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, NO_WRITER, 1)))?;
-    Ok(file)
-}
-
-/// What a file in the pool is called; nothing that would be ours where that is not UTF-8.
-fn name_of(path: &Path) -> &str {
-    path.file_name().and_then(|name| name.to_str()).unwrap_or_default()
-}
-
 fn is_there(path: &Path) -> Result<bool, CallError> {
     path.try_exists().map_err(|error| CallError::io("look for the disk", path, &error))
-}
-
-/// For whom a copy is begun that bears this name, and whose disk it is of.
-fn part(name: &str) -> Option<(InstanceId, InstanceId)> {
-    let (owner, from) = name.strip_suffix(PART_SUFFIX)?.split_once('.')?;
-    let (from, disk) = from.split_once('.').map_or((from, None), |(from, disk)| (from, Some(disk)));
-    if disk.is_some_and(|disk| disk.parse::<InstanceId>().is_err()) {
-        return None;
-    }
-    Some((owner.parse().ok()?, from.parse().ok()?))
-}
-
-/// The snapshot of whose copies one bears this name.
-fn copy(name: &str) -> Option<InstanceId> {
-    let (snapshot, disk) = name.strip_suffix(COPY_SUFFIX)?.split_once('.')?;
-    disk.parse::<InstanceId>().ok().and(snapshot.parse().ok())
 }
 
 /// What to say of a disk that another node handed over to where one lies. Neither is given up for that: people can tell which it is.
 pub(crate) fn second_disk(come: &Path) -> CallError {
     let come = come.display();
     CallError::NotNow(format!("{come} was handed over by another node, and another disk lies in its place"))
-}
-
-/// The volume that was handed over by this name.
-fn moved(name: &str) -> Option<InstanceId> {
-    let (volume, once) = name.strip_suffix(MOVED_SUFFIX)?.split_once('.')?;
-    once.parse::<Uuid>().ok().and(volume.parse().ok())
-}
-
-/// The instance whose file of this kind has that name.
-fn named(name: &str, suffix: &str, of: fn(InstanceId) -> String) -> Option<InstanceId> {
-    name.strip_suffix(suffix)?.parse().ok().filter(|id| name == of(*id))
 }
 
 /// Has the names in a directory outlive a power cut.
@@ -702,23 +572,6 @@ fn remove_file(path: &Path) -> Result<(), CallError> {
     }
 }
 
-fn successor_name(instance: InstanceId) -> String {
-    format!("{instance}{SUCCESSOR_SUFFIX}")
-}
-
-fn rescue_name(instance: InstanceId) -> String {
-    format!("{instance}{RESCUE_SUFFIX}")
-}
-
-pub(crate) fn volume_name(instance: InstanceId) -> String {
-    format!("{instance}{SUFFIX}")
-}
-
-/// A name for the disk in another node's directory that nobody has ever used.
-pub(crate) fn moved_name(volume: InstanceId, once: Uuid) -> String {
-    format!("{volume}.{once}{MOVED_SUFFIX}")
-}
-
 /// The first directory above `path` that others than its owner's group may not pass.
 pub(crate) fn impassable_ancestor(path: &Path) -> Option<&Path> {
     use std::os::unix::fs::PermissionsExt;
@@ -730,6 +583,8 @@ pub(crate) fn impassable_ancestor(path: &Path) -> Option<&Path> {
 #[cfg(test)]
 mod tests {
     use std::{collections::BTreeSet, os::unix::fs::PermissionsExt};
+
+    use uuid::Uuid;
 
     use super::*;
 
@@ -746,16 +601,16 @@ mod tests {
             volume_name(instance),
             rescue_name(instance),
             successor_name(other),
-            format!("{third}.{instance}{PART_SUFFIX}"),
-            format!("{third}.{instance}.{other}{PART_SUFFIX}"),
-            format!("{third}.x{PART_SUFFIX}"),
-            format!("{third}.{instance}.x{PART_SUFFIX}"),
+            part_name(third, instance, None),
+            part_name(third, instance, Some(other)),
+            format!("{third}.x.part.qcow2"),
+            format!("{third}.{instance}.x.part.qcow2"),
             // Of a snapshot whose first disk is there, and of one that is not whole.
-            format!("{instance}.{other}{COPY_SUFFIX}"),
-            format!("{fourth}.{other}{COPY_SUFFIX}"),
+            copy_name(instance, other),
+            copy_name(fourth, other),
             // Of one that was handed over, and is not in its place yet.
             moved_name(fifth, Uuid::from_u128(1)),
-            format!("{third}.x{MOVED_SUFFIX}"),
+            format!("{third}.x.moved.qcow2"),
             "x.qcow2".into(),
             "x.new.qcow2".into(),
             "7D3C1F0A-2B4E-4C55-9A7E-0123456789AC.qcow2".into(),
@@ -782,29 +637,6 @@ mod tests {
             assert_eq!(pool.owner(&file), None, "{file}");
         }
         assert!(pool.has_volume(instance).unwrap());
-    }
-
-    #[test]
-    fn a_disk_that_holds_data_by_itself_is_told_from_an_empty_one_and_from_one_on_an_image() {
-        let directory = tempfile::tempdir().unwrap();
-        let at = |name: &str| directory.path().join(name).display().to_string();
-        let run = |program: &str, arguments: &[&str]| {
-            let output = std::process::Command::new(program).args(arguments).output().unwrap();
-            assert!(output.status.success(), "{output:?}");
-        };
-        let [base, alone, above, none] = ["base", "alone", "above", "none"].map(at);
-        run("qemu-img", &["create", "-q", "-f", "qcow2", &base, "8M"]);
-        run("qemu-img", &["create", "-q", "-f", "qcow2", &alone, "1T"]);
-        run("qemu-img", &["create", "-q", "-f", "qcow2", "-b", &base, "-F", "qcow2", &above]);
-        let holds = |path: &str| holds_data_alone(Path::new(path)).unwrap();
-        assert!(!holds(&base) && !holds(&alone) && !holds(&above) && !holds(&none));
-        for path in [&base, &alone, &above] {
-            run("qemu-io", &["-c", "write -P 7 1M 512", path]);
-        }
-        assert!(holds(&base) && holds(&alone));
-        assert!(!holds(&above), "what it stands on can be had again");
-        std::fs::write(&none, "no image").unwrap();
-        assert!(!holds(&none));
     }
 
     #[test]
@@ -856,23 +688,6 @@ mod tests {
             std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
         assert_eq!(left, [other]);
         pool.remove(None, instance).unwrap();
-    }
-
-    #[test]
-    fn a_file_that_somebody_locks_is_told_from_one_that_nobody_has() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("disk");
-        assert!(!is_locked(&path).unwrap());
-        std::fs::write(&path, "").unwrap();
-        assert!(!is_locked(&path).unwrap());
-        // As QEMU says that it reads: a shared lock on a byte that is not there.
-        let file = File::open(&path).unwrap();
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, 100, 1))).unwrap();
-        assert!(is_locked(&path).unwrap() && !is_written(&path).unwrap());
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&lock(libc::F_RDLCK, 101, 1))).unwrap();
-        assert!(is_written(&path).unwrap());
-        drop(file);
-        assert!(!is_locked(&path).unwrap());
     }
 
     #[test]
