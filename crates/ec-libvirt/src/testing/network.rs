@@ -17,6 +17,8 @@ pub(super) const NAME: &str = "guests";
 pub(super) const DIRECTORY_PREFIX: &str = "ec-libvirt-";
 const BRIDGE_PREFIX: &str = "ect";
 const LOCK_PREFIX: &str = "ec-libvirt-subnet-";
+/// Who starts a network holds its lock.
+const ALONE: &str = "ec-libvirt-starts";
 
 #[derive(Debug)]
 pub(super) struct TestNetwork {
@@ -61,6 +63,9 @@ impl TestNetwork {
         );
         let network = connect.define_network_xml(&document).expect("define the test's network");
         network.set_autostart(true).expect("autostart");
+        // Of two daemons that make libvirt's chains of rules at one moment, one fails.
+        let alone = File::create(std::env::temp_dir().join(ALONE)).expect("the file of a lock");
+        alone.lock().expect("wait for other tests' networks");
         network.create().expect("start the test's network");
     }
 }
