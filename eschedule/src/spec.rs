@@ -334,9 +334,12 @@ fn unusable(text: &str) -> Failure {
     let known = crate::image::known(text);
     let hint =
         known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
-    Failure::usage(format!(
-        "image `{text}` is not usable: wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, or a disk to copy (volume:NAME, instance:NAME){hint}"
-    ))
+    let wanted = "wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, or a disk to copy (volume:NAME, instance:NAME)";
+    // What is no place can only be a name.
+    match text.contains([':', '/']) {
+        true => Failure::usage(format!("image `{text}` is not usable: {wanted}")),
+        false => Failure::failed(format!("there is no image `{text}`: {wanted}{hint}")),
+    }
 }
 
 /// A SHA-256, in small letters.

@@ -56,7 +56,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["create", "Data", "--size", "1"], 1, "the name `Data` is taken"),
         (&["create", "x", "--size", "21"], 1, "short by"),
         (&["create", "x", "--size", "99999999999"], 1, "no allocations left"),
-        (&["create", "x", "--size", "1", "--image", "none-such"], 2, "not usable"),
+        (&["create", "x", "--size", "1", "--image", "none-such"], 1, "there is no image `none-such`"),
         (&["create", "x", "--size", "1", "--node", "h9"], 1, "no node is named"),
         (&["create", "x", "--size", "1", "--for", "none"], 1, "no instance of project"),
         (&["create", "x", "--copy-of", "data", "--size", "4"], 2, "which has 5"),

@@ -68,10 +68,17 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
             host.amounts.extend(of.amounts.clone());
         }
     }
+    // Of what storage has no summary tells whose agents are there.
+    let registered = cloud.store.keys(&cloud.keys.nodes()).await?;
+    let registered = registered.iter().filter_map(|key| cloud.keys.parse_node(key).ok());
+    let gone: Vec<NodeId> = registered
+        .filter(|node| !alive.contains_key(node) && ask.node.is_none_or(|only| only == *node))
+        .collect();
     // Of others nobody asked.
     hosts.retain(|node, _| ask.node.is_none_or(|only| only == *node));
     let mut not_alive: BTreeSet<NodeId> = seen.not_alive.iter().copied().collect();
     not_alive.extend(hosts.keys().filter(|node| !alive.contains_key(node)));
+    not_alive.extend(gone);
     hosts.retain(|node, _| alive.contains_key(node));
     for (node, host) in &mut hosts {
         host.name = alive.get(node).cloned().unwrap_or_default();

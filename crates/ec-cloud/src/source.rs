@@ -39,13 +39,13 @@ impl Source {
         is_there(&known)?;
         let root = known.record.as_ref().and_then(|record| Attachment::root_of(&record.volumes));
         let mut gigabytes = match root {
-            Some(root) => gigabytes_of(&find_placed(cloud, root).await?),
-            None => gigabytes_of(&known),
+            Some(root) => gigabytes_of(cloud, &find_placed(cloud, root).await?).await?,
+            None => gigabytes_of(cloud, &known).await?,
         };
         let of = known.record.as_ref().and_then(|record| record.spec.image.copied());
         let holds = of.map(|of| of.beside).unwrap_or_default();
         if let Some(held) = held.filter(|held| !holds.contains(held)) {
-            return Err(CloudError::Invalid(format!("volume {disk} has no copy of {held} in it")));
+            return Err(CloudError::NotFound(format!("volume {disk} has no copy of {held} in it")));
         }
         // How large each disk of several is no record tells.
         if !holds.is_empty() {
@@ -54,7 +54,7 @@ impl Source {
         for volume in beside {
             let volume = find_placed(cloud, volume).await?;
             is_there(&volume)?;
-            let volume = gigabytes_of(&volume);
+            let volume = gigabytes_of(cloud, &volume).await?;
             // Nothing where one of them is as large as its image.
             gigabytes = if gigabytes == 0 { 0 } else { gigabytes.saturating_add(volume) };
         }
@@ -94,8 +94,22 @@ impl Source {
     }
 }
 
-/// How large its disk is as far as its record tells.
-fn gigabytes_of(known: &Known) -> u64 {
+/// How large its disk is, as far as its record tells: one of before it grew, where etcd was put back, and its node claims what there is.
+async fn gigabytes_of(cloud: &Cloud, known: &Known) -> CloudResult<u64> {
+    let recorded = recorded_of(known);
+    // What is claimed beside a size that is neither confirmed nor reverted may be more than it is.
+    let is_settled = known.record.as_ref().is_none_or(|record| record.before.is_none());
+    if recorded == 0 || !is_settled {
+        return Ok(recorded);
+    }
+    let held = cloud.placement.allocations(known.instance).await?;
+    let amounts = held.iter().flat_map(|held| held.allocations.values());
+    let claimed: u64 = amounts.filter_map(|amounts| amounts.get(DISK)).sum();
+    Ok(recorded.max(claimed))
+}
+
+/// How large its disk is as its record has it; 0 where that is as large as its image.
+fn recorded_of(known: &Known) -> u64 {
     let record = known.record.as_ref().map(|record| &record.spec);
     let spec = record.or_else(|| known.request.record().and_then(|request| request.spec.as_ref()));
     spec.and_then(|spec| spec.resources.get(DISK).copied()).unwrap_or(0)

@@ -218,7 +218,16 @@ fn gigabytes(size_gb: u64) -> CloudResult<ResourceQuery> {
 /// # Errors
 /// There is no such room where it lies: [`CloudError::Refused`], with nothing changed.
 pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> CloudResult<Acted> {
-    known_volume(cloud, volume).await?;
+    let disk = known_volume(cloud, volume).await?;
+    // A guest whose memory is saved goes on with a disk of the size that it knew.
+    if let Some(holder) = disk.record.as_ref().and_then(|record| record.attached)
+        && let Ok(machine) = find_placed(cloud, holder).await
+        && machine.status.record().is_some_and(|status| status.state == State::Suspended)
+    {
+        return Err(CloudError::Refused(format!(
+            "cannot extend volume {volume}: instance {holder} has it, and is suspended: `eschedule resume {holder}` lets it go on"
+        )));
+    }
     let query = gigabytes(size_gb)?;
     let extent = Extent { query: query.text().to_owned(), resources: query.total() };
     act_as(cloud, Workload::Volume, volume, &Verb::Resize(extent)).await
@@ -279,6 +288,12 @@ pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<Ima
     if let Some(why) = status.and_then(|status| status.volumes_failed.as_ref()) {
         return Err(CloudError::Refused(format!(
             "instance {instance} may not have all of its volumes yet: {why}; ask again when it has, or detach what it cannot have"
+        )));
+    }
+    // It is its rescue disk that its guest has first then.
+    if !beside.is_empty() && status.is_some_and(Status::is_rescued) {
+        return Err(CloudError::Refused(format!(
+            "instance {instance} boots from its rescue disk, and its disks are not copied at one moment then: `eschedule unrescue {instance}` first"
         )));
     }
     // The one that it boots from is its disk.
@@ -457,9 +472,19 @@ pub(crate) async fn kept_by(
             match lost_by(cloud, holder, *volume).await? {
                 Some(compares) => txn = compares.into_iter().fold(txn, Txn::when),
                 None => {
-                    return Ok(Err(format!(
-                        "instance {holder} is to have volume {volume} by now, which it has: `eschedule volume detach` takes it from there first"
-                    )));
+                    let machine = find(cloud, holder).await?;
+                    let boots = match &machine {
+                        Found::Placed(machine) => machine.record.as_ref(),
+                        Found::Unplaced(record, _) => Some(&**record),
+                    };
+                    let root = boots.and_then(|record| Attachment::root_of(&record.volumes));
+                    let mend = match root == Some(*volume) {
+                        true => format!("boots from it, and has it until `eschedule destroy {holder}`"),
+                        false => format!(
+                            "is to have it: `eschedule volume detach {volume}` takes it from there first"
+                        ),
+                    };
+                    return Ok(Err(format!("it has volume {volume}, and by now instance {holder} {mend}")));
                 }
             }
         }

@@ -66,7 +66,12 @@ pub(crate) async fn until_status(
 /// Whether there is nothing more to wait for.
 fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> {
     let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let elsewhere = |what: &str| Err(CloudError::Elsewhere(format!("instance {instance} is {what}{why}")));
+    let what_it_is = match status.kind {
+        Workload::Machine => "instance",
+        Workload::Volume => "volume",
+    };
+    let elsewhere =
+        |what: &str| Err(CloudError::Elsewhere(format!("{what_it_is} {instance} is {what}{why}")));
     match status.state {
         State::Active | State::VerifyResize => Ok(Some(status)),
         // The node has looked for an address as long as it was told to.
@@ -88,7 +93,9 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         State::Rescued => elsewhere("RESCUED: it runs from its rescue disk"),
         State::Stopped => elsewhere("STOPPED"),
         State::Suspended => elsewhere("SUSPENDED"),
-        State::Destroying => Err(CloudError::Elsewhere(format!("instance {instance} is being destroyed"))),
+        State::Destroying => {
+            Err(CloudError::Elsewhere(format!("{what_it_is} {instance} is being destroyed")))
+        }
         State::Unclaimed => elsewhere("UNCLAIMED: it runs, and nobody asks for it"),
         State::Unknown => elsewhere("in a state that this release does not know"),
     }

@@ -105,13 +105,12 @@ pub enum ImageError {
         source: Arc<io::Error>,
     },
     /// An image store cannot be asked, or does not give the image.
-    #[error("the image store does not give the image {url}")]
+    #[error("the image store does not give the image {url}: {}", crate::store::told(answer))]
     Store {
         /// The URL.
         url: String,
         /// What the store says.
-        #[source]
-        source: Arc<object_store::Error>,
+        answer: Arc<object_store::Error>,
     },
     /// What is configured as an image store is none.
     #[error("the image store of `images.store` cannot be used")]
@@ -301,7 +300,7 @@ impl ImageError {
             | Self::Interrupted => true,
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
             // What is wrong with our rights there, or with the name, another time does not mend.
-            Self::Store { source, .. } => matches!(**source, object_store::Error::Generic { .. }),
+            Self::Store { answer, .. } => matches!(**answer, object_store::Error::Generic { .. }),
             // Its server or its disk is in trouble.
             Self::Local { source, .. } => matches!(
                 source.raw_os_error().map(Errno::from_raw),

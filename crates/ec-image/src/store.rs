@@ -12,6 +12,7 @@ mod section;
 mod sending;
 
 pub(crate) use fetch::bring;
+pub(crate) use objects::told;
 pub use objects::{ImageStore, StoreFailure};
 pub use section::StoreSection;
 pub use sending::Sending;

@@ -172,7 +172,8 @@ pub fn started(subject: &Subject, old: Option<&Status>, now: Timestamp) -> Statu
     let state = if is_rescued { State::Rescued } else { State::Starting };
     let status = next(subject, old, state, now);
     let to_run = subject.order.filter(|order| order.runs);
-    let power_generation = to_run.map_or(status.power_generation, |order| order.power_generation);
+    // The wish of one that was brought back has no number, and is carried out all the same.
+    let power_generation = to_run.map_or(status.power_generation, |order| order.power_generation.max(1));
     // A user's wish begins the count of restarts anew; nothing told of the wish is what a restart leaves.
     let wished = old.is_some_and(|old| old.power_generation != 0 && old.power_generation != power_generation);
     let restarts = if wished { 0 } else { status.restarts };

@@ -56,9 +56,11 @@ pub fn run(seed: u64) -> Result<Ended> {
     let (garbled, records) =
         if seed % 5 == 2 { (true, ", and records that are garbled") } else { (false, "") };
     let (keepers, seen_to) = if seed % 9 == 4 { (21..24, ", and a catalogue") } else { (0..0, "") };
-    let title = format!("{title}{told}{memory}{seen_to}{records}");
+    let (sudden, deaths) =
+        if seed % 3 == 2 { (true, ", and agents that are killed in the midst of it") } else { (false, "") };
+    let title = format!("{title}{told}{memory}{seen_to}{records}{deaths}");
     let cluster =
-        Cluster { seed, calm: false, nodes, replicas, controllers, storages, tight, garbled, title };
+        Cluster { seed, calm: false, nodes, replicas, controllers, storages, tight, garbled, sudden, title };
     history(cluster, async |world| {
         live(&world, u32::try_from(users).unwrap_or(1), keepers).await;
     })
@@ -80,6 +82,7 @@ pub fn play(scenario: &Scenario) -> Result<Ended> {
         storages,
         tight: false,
         garbled: false,
+        sudden: false,
         title,
     };
     history(cluster, async |world| {
@@ -106,6 +109,8 @@ pub(crate) struct Cluster {
     pub(crate) tight: bool,
     /// Their agents' records are garbled now and then.
     pub(crate) garbled: bool,
+    /// Their agents are killed when they have just done something.
+    pub(crate) sudden: bool,
     pub(crate) title: String,
 }
 

@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use tokio::time::sleep;
 
 use crate::{
-    acts::say,
+    acts::{self, say},
     nemesis::any_computer,
     operator,
     world::{Actor, Storm, World},
@@ -55,7 +55,7 @@ async fn mend(world: &Arc<World>) {
     for computer in &world.computers {
         while !operator::let_in(world, computer).await {}
         computer.hypervisor.set_unreachable(false);
-        computer.mend_records();
+        acts::mend_records(world, computer);
         computer.troubles.send_if_modified(|troubles| !std::mem::take(troubles).is_empty());
         match computer.life() {
             Some(life) => life.wake(),

@@ -1,6 +1,6 @@
 //! What goes wrong. Each history has its own selection of ills, so that some are rich in one and without another.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::{End, Pause, RunState};
 use ec_model::InstanceId;
@@ -13,6 +13,7 @@ use crate::{
     life::Life,
     node::Computer,
     operator,
+    snag::Fate,
     way::Way,
     world::{Actor, Storm, World},
 };
@@ -53,6 +54,7 @@ pub(crate) enum Ill {
     Hand,
     Revoke,
     GarbleRecord,
+    KillAtCall,
 }
 
 const ALL: [Ill; 33] = [
@@ -118,7 +120,9 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
     let some = ALL.into_iter().filter(|ill| world.chance(often(*ill)));
     let some = some.filter(|ill| !(world.is_tight() && is_counted_anew(ill)));
     // In no other histories, so that those are what they were.
-    some.chain(world.is_garbled().then_some(Ill::GarbleRecord)).collect()
+    let some = some.chain(world.is_garbled().then_some(Ill::GarbleRecord));
+    // More than once, since it hits only who is at something.
+    some.chain(std::iter::repeat_n(Ill::KillAtCall, if world.is_sudden() { 4 } else { 0 })).collect()
 }
 
 /// Does harm until `done`.
@@ -145,6 +149,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 start_later(world, &computer);
             }
         }
+        Ill::KillAtCall => kill_at_call(world, &computer),
         Ill::StopAgent => acts::stop_agent(world, &computer),
         Ill::CrashHost => {
             acts::crash_host(world, &computer).await;
@@ -322,7 +327,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 let ends = [End::ByGuest, End::ByHand, End::Crashed];
                 let why = ends[usize::try_from(world.pick(0..3)).unwrap_or(0)];
                 acts::end_guest(world, &computer, guest, why);
-                if world.chance(20) {
+                if world.chance(if world.is_sudden() { 60 } else { 20 }) {
                     crash_on(world, &computer, guest);
                 }
             }
@@ -337,8 +342,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 let (world, after) = (Arc::clone(world), world.millis(5_000..120_000));
                 tokio::spawn(async move {
                     sleep(after).await;
-                    say(&world, format!("mends the records on {name}"));
-                    computer.mend_records();
+                    acts::mend_records(&world, &computer);
                 });
             }
         }
@@ -373,6 +377,28 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             }
         }
     }
+}
+
+/// Kills an agent at one of the next things that it does: when it is done, and nothing is noted of it, or just before.
+fn kill_at_call(world: &Arc<World>, computer: &Arc<Computer>) {
+    let who = Actor::Agent(computer.node, 0).to_string();
+    // Any call, or one that makes something of a guest.
+    let call = if world.chance(30) { "" } else { "hypervisor " };
+    let before = usize::try_from(world.pick(0..6)).unwrap_or(0);
+    let fate = if world.chance(70) { Fate::KillsAfterwards } else { Fate::Kills };
+    if before > 0 {
+        world.snag(who.clone(), call, Fate::Arrives, before);
+    }
+    world.snag(who, call, fate, 1);
+    let (world, computer) = (Arc::clone(world), Arc::clone(computer));
+    tokio::spawn(async move {
+        for _ in 0..120 {
+            sleep(Duration::from_secs(1)).await;
+            if !computer.is_up() {
+                return start_later(&world, &computer);
+            }
+        }
+    });
 }
 
 /// A guest that crashes whenever it was started again, so many times.

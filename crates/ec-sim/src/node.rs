@@ -291,6 +291,7 @@ impl Computer {
 
     /// Takes the agent's own record of an instance away.
     pub(crate) fn lose_record(&self, instance: InstanceId) {
+        self.garbled.lock().unwrap_or_else(PoisonError::into_inner).remove(&instance);
         fs::remove_file(self.record(instance)).ok();
     }
 
@@ -306,15 +307,18 @@ impl Computer {
         done
     }
 
-    /// What was garbled is as it was, but for what was deleted or written anew since.
-    pub(crate) fn mend_records(&self) {
+    /// What was garbled is as it was, but for what was deleted or written anew since, which is told.
+    pub(crate) fn mend_records(&self) -> Vec<InstanceId> {
         let garbled = std::mem::take(&mut *self.garbled.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut touched = Vec::new();
         for (instance, record) in garbled {
             let path = self.record(instance);
-            if fs::read(&path).is_ok_and(|now| now == GARBAGE) {
-                fs::write(&path, record).ok();
+            match fs::read(&path).is_ok_and(|now| now == GARBAGE) {
+                true => _ = fs::write(&path, record).ok(),
+                false => touched.push(instance),
             }
         }
+        touched
     }
 
     /// The agent's own records, by instance: whether a start was begun.

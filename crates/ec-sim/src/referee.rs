@@ -138,6 +138,12 @@ pub(crate) struct Known {
     power_told: u64,
     /// When it was last seen up, halted and down.
     seen: BTreeMap<Being, Duration>,
+    /// Where its node ended it for its user, and by a request of which epoch.
+    destroyed: BTreeMap<NodeId, u64>,
+    /// When it was told first that its guest is asked to end, which it is till another word.
+    asked_to_end: Option<Duration>,
+    /// So often in a row its policy had it started again, and when it was last.
+    restarts: (u32, Duration),
     /// Somebody did something with it by hand.
     by_hand: bool,
     /// The nemesis did something to it, so that it may be in trouble.
@@ -217,6 +223,15 @@ impl Referee {
     pub(crate) fn record_garbled(&mut self, instance: InstanceId) {
         let known = self.known.entry(instance).or_default();
         (known.record_garbled, known.disturbed) = (true, true);
+    }
+
+    /// Its node's record, which nobody could read, is not what it was.
+    pub(crate) fn record_touched(&mut self, instance: InstanceId) {
+        let known = self.known(instance);
+        // What another node has by now is not kept where it was; nor is that of which somebody took all else.
+        if !(known.wished_away || known.moved || known.request_lost) {
+            self.found(format!("the record of {instance}, which nobody can read, was changed or deleted"));
+        }
     }
 
     pub(crate) fn status_lost(&mut self, instance: InstanceId) {
@@ -457,6 +472,10 @@ impl Referee {
         let is_up = matches!(before.domain, Some(RunState::Running | RunState::Paused(_)));
         if what == Operation::PowerOff && is_up && !late {
             self.look_at_end(instance);
+            self.look_at_grace(world, node, instance);
+        }
+        if !late {
+            self.look_at_destroyed(world, node, what, instance);
         }
         if matches!(what, Operation::Start | Operation::StartRescue) && !late {
             self.look_at_restart(world, node, instance, before);
@@ -473,14 +492,15 @@ impl Referee {
                     self.findings
                         .push(format!("{instance} was started from a rescue disk, and no user wished it"));
                 }
+                let is_claim_lost = known.claim_lost;
                 let claim = content(world, &format!("{PLACEMENT}/consumers/{instance}"));
-                if claim.is_none() && !self.restored && !self.claims_lost {
+                if claim.is_none() && !self.restored && !known.claim_lost {
                     self.found(format!("{instance} was started without a claim"));
                 }
                 let computer = world.computers.iter().find(|computer| computer.node == node);
                 let size = computer.and_then(|computer| size(computer, instance));
                 let (has, claimed) = (size.map_or(0, |size| size.vcpus), claimed(world, instance, "VCPU"));
-                if has > claimed && !self.restored && !self.claims_lost {
+                if has > claimed && !self.restored && !is_claim_lost {
                     self.found(format!(
                         "{instance} was started with {has} processors, and has claimed {claimed}"
                     ));

@@ -1,7 +1,7 @@
 //! Single calls that go wrong, each in a way that was said before: those that a scenario names by the line which the
 //! log has of them.
 
-use std::{sync::PoisonError, time::Duration};
+use std::{borrow::Cow, sync::PoisonError, time::Duration};
 
 use crate::{
     life::Life,
@@ -42,7 +42,7 @@ impl Fate {
 #[derive(Debug, Clone)]
 pub(crate) struct Snag {
     /// As the log has them: n1, u1, p1.
-    who: &'static str,
+    who: Cow<'static, str>,
     /// How the call's line begins.
     call: &'static str,
     fate: Fate,
@@ -52,7 +52,14 @@ pub(crate) struct Snag {
 
 impl World {
     /// So many calls of somebody, whose lines begin so, meet this fate.
-    pub(crate) fn snag(&self, who: &'static str, call: &'static str, fate: Fate, times: usize) {
+    pub(crate) fn snag(
+        &self,
+        who: impl Into<Cow<'static, str>>,
+        call: &'static str,
+        fate: Fate,
+        times: usize,
+    ) {
+        let who = who.into();
         let mut snags = self.snags.lock().unwrap_or_else(PoisonError::into_inner);
         snags.push(Snag { who, call, fate, times });
     }

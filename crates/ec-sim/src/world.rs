@@ -115,6 +115,8 @@ pub(crate) struct World {
     tight: bool,
     /// Their agents' records are garbled now and then.
     garbled: bool,
+    /// Their agents are killed when they have just done something.
+    sudden: bool,
     /// Nothing is left to chance: every call takes as long, and what goes wrong was said before.
     calm: bool,
     /// Single calls that are to go wrong.
@@ -136,7 +138,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl World {
     pub(crate) fn new(cluster: &Cluster, [computers, clones]: [Vec<Arc<Computer>>; 2]) -> Self {
-        let Cluster { seed, calm, replicas, controllers, storages, tight, garbled, .. } = *cluster;
+        let Cluster { seed, calm, replicas, controllers, storages, tight, garbled, sudden, .. } = *cluster;
         let names: BTreeMap<Uuid, String> = computers
             .iter()
             .map(|computer| (computer.node.uuid(), Actor::Agent(computer.node, 0).to_string()))
@@ -163,6 +165,7 @@ impl World {
             storages,
             tight,
             garbled,
+            sudden,
             calm,
             snags: Mutex::default(),
             objects: Mutex::default(),
@@ -181,6 +184,11 @@ impl World {
     /// Whether nodes have little memory to give out.
     pub(crate) fn is_tight(&self) -> bool {
         self.tight
+    }
+
+    /// Whether agents are killed when they have just done something.
+    pub(crate) fn is_sudden(&self) -> bool {
+        self.sudden
     }
 
     /// Whether agents' records are garbled now and then.

@@ -34,7 +34,13 @@ pub(super) async fn sender(
     let Scheduled { instance: volume, node } = match scheduled.map_err(|error| session.failed(error))? {
         Ok(scheduled) => scheduled,
         Err(no_room) => {
-            let why = if no_room.not_alive.is_empty() { "has no room for one" } else { "is not alive" };
+            // Of one whose disks lie on shared storage no candidate tells.
+            let is_alive = match of.copied() {
+                Some(copied) => find_placed(cloud, copied.disk).await?.node_alive,
+                None => true,
+            };
+            let is_alive = is_alive && no_room.not_alive.is_empty();
+            let why = if is_alive { "has no room for one" } else { "is not alive" };
             return Err(Failure::failed(format!(
                 "no copy of {} could be made: its node {why}; nothing was added",
                 of.url

@@ -183,6 +183,9 @@ fn each_its_own(
     instances: Option<Count>,
 ) -> Option<String> {
     match (volumes, instances) {
+        (None, Some(Count(1))) => Some(format!(
+            "`{volume}` has no `count`, and `{instance}` has one: give it a `count` of 1, or leave out both"
+        )),
         (None, Some(Count(count))) => Some(format!(
             "`{volume}` is one volume, and `{instance}` are several instances: give it a `count` of {count} or more"
         )),

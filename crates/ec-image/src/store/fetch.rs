@@ -81,7 +81,7 @@ impl Object<'_> {
         came: &impl Fn(u64),
     ) -> Result<Landed, ImageError> {
         let url = || self.wanted.label.clone();
-        let failed = |source| ImageError::Store { url: url(), source: Arc::new(source) };
+        let failed = |error| ImageError::Store { url: url(), answer: Arc::new(error) };
         let stalled = || ImageError::Stalled { url: url(), after: self.stall_timeout };
         let rest = partial.as_ref().map(|begun| (begun.landing.received(), begun.tag.as_str()));
         let asked = self.store.read(self.wanted.source.url().as_str(), rest);

@@ -31,6 +31,24 @@ pub(super) const SILENCE: Duration = Duration::from_secs(60);
 /// Amazon's first one: other makers of S3 take any.
 const REGION: &str = "us-east-1";
 
+/// What a store says, in a line: its client repeats in each of its errors what is below, and the store's whole document with it.
+pub(crate) fn told(error: &object_store::Error) -> String {
+    if let object_store::Error::NotFound { path, .. } = error {
+        return format!("it has no object {path}");
+    }
+    let mut cause: &dyn std::error::Error = error;
+    while let Some(next) = cause.source() {
+        cause = next;
+    }
+    let text = cause.to_string();
+    let code = text.split_once("<Code>").and_then(|(_, rest)| rest.split_once("</Code>"));
+    let line = text.split(['<', '\n']).next().unwrap_or_default().trim_end_matches([':', ' ']);
+    match code {
+        Some((code, _)) => format!("{line}: {code}"),
+        None => line.to_owned(),
+    }
+}
+
 /// What went wrong with a store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreFailure {
@@ -49,15 +67,14 @@ pub enum StoreFailure {
         source: io::Error,
     },
     /// S3.
-    #[error("the image store {url} failed to {doing}")]
+    #[error("the image store {url} failed to {doing}: {}", told(.answer))]
     Object {
         /// The store.
         url: String,
         /// What was being done.
         doing: &'static str,
         /// What it says.
-        #[source]
-        source: Box<object_store::Error>,
+        answer: Box<object_store::Error>,
     },
     /// S3 takes the connection, and says nothing.
     #[error("the image store {url} failed to {doing}: it did not answer for {} s", .after.as_secs())]
@@ -94,13 +111,13 @@ pub enum StoreFailure {
 impl StoreFailure {
     /// Whether S3 has no such object.
     fn is_not_found(&self) -> bool {
-        matches!(self, Self::Object { source, .. } if matches!(**source, object_store::Error::NotFound { .. }))
+        matches!(self, Self::Object { answer, .. } if matches!(**answer, object_store::Error::NotFound { .. }))
     }
 
     /// Whether another time may help.
     pub fn is_away(&self) -> bool {
         match self {
-            Self::Object { source, .. } => matches!(**source, object_store::Error::Generic { .. }),
+            Self::Object { answer, .. } => matches!(**answer, object_store::Error::Generic { .. }),
             Self::Silent { .. } => true,
             _ => false,
         }
@@ -289,7 +306,7 @@ pub(super) async fn answered<T>(
 
 fn failed(url: &str, doing: &'static str) -> impl FnOnce(object_store::Error) -> StoreFailure {
     let url = url.to_owned();
-    move |source| StoreFailure::Object { url, doing, source: Box::new(source) }
+    move |error| StoreFailure::Object { url, doing, answer: Box::new(error) }
 }
 
 fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {

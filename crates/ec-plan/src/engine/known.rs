@@ -259,10 +259,15 @@ impl Known {
     pub(super) fn power(&self) -> PowerFacts {
         let Some(request) = self.readable() else { return PowerFacts::default() };
         let wish = &request.power;
+        let is_pending = |status: &Status| {
+            // By which its policy has one started again that was brought back, whose wish has no number.
+            let reopened = status.state == State::Starting && status.power_generation == 0;
+            status.power_generation < wish.generation || reopened
+        };
         PowerFacts {
             // Nothing is wished of its power while it boots from its rescue disk: it runs, until it ends by itself.
             wanted: if self.record.is_rescued() { Power::Running } else { wish.power },
-            pending: self.status.known().is_some_and(|status| status.power_generation < wish.generation),
+            pending: self.status.known().is_some_and(is_pending),
             generation: wish.generation,
             anew: wish.anew,
             grace: Duration::from_secs(wish.grace_seconds.into()),
@@ -561,6 +566,18 @@ mod tests {
                 restart: Restart::Always,
             };
             assert_eq!((facts.power, facts.generation), (expected, 9));
+        }
+        let unnumbered = PowerWish { generation: 0, ..wish.clone() };
+        for (state, carried_out, pending) in [
+            (State::Starting, 0, true),
+            (State::Starting, 1, false),
+            (State::Stopped, 0, false),
+            (State::Unclaimed, 0, false),
+        ] {
+            let mut healed = wished(unnumbered.clone(), carried_out, None);
+            let StatusEntry::Known(status, _) = &mut healed.status else { panic!("it is known") };
+            status.state = state;
+            assert_eq!(healed.facts(at(0.0)).power.pending, pending, "{state}, {carried_out}");
         }
         let mut rescued = wished(wish.clone(), 5, None);
         for (failed, wanted) in [(false, Power::Running), (true, Power::Stopped)] {

@@ -66,7 +66,7 @@ fn leftovers(facts: &Facts, _: &Limits) -> Option<Plan> {
     // more, nobody would think of that again.
     if is_here(facts) && facts.buried {
         return Some(Plan::run(
-            vec![Inquire, Release, RemoveDomain, DropRecord],
+            vec![Inquire, Release, RemoveDomain, DropRecord, DropKeys],
             "sweeping what came after its end",
         ));
     }

@@ -27,6 +27,14 @@ impl Being {
     }
 }
 
+/// How it was before, since that was wished.
+fn before(verb: &Verb) -> &'static [Being] {
+    match verb {
+        Verb::Reboot(_) => &[Being::Down],
+        _ => &[],
+    }
+}
+
 /// How it is at some moment of which that is carried out. One that does not run when it is to be halted stays as it is.
 fn wished(verb: &Verb) -> &'static [Being] {
     match verb {
@@ -66,7 +74,8 @@ impl Referee {
         // A later one came before it; or somebody else had a hand in it.
         let is_later = told.power_generation > generation;
         let excused = known.disturbed || known.by_hand || known.status_lost || known.request_lost;
-        let was_so = wished(verb).iter().any(|being| known.seen.get(being) >= Some(&since));
+        let is_seen = |being: &Being| known.seen.get(being) >= Some(&since);
+        let was_so = wished(verb).iter().any(is_seen) && before(verb).iter().all(is_seen);
         if !(is_later || excused || was_so) {
             self.found(format!("{verb_name} of {instance} was told to be done, and it was never so"));
         }

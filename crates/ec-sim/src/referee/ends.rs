@@ -1,12 +1,18 @@
 //! Rules for the ends of guests: one that ended by itself is started again as its policy says, and one that runs is ended as often
 //! as somebody wished what ends it.
 
-use ec_hypervisor::{End, Observed, RunState};
-use ec_model::{Desired, InstanceId, NodeId, Power, Request, Restart, State, Status, decode};
+use std::time::Duration;
+
+use ec_hypervisor::{End, Observed, Operation, RunState};
+use ec_model::{Desired, GRACE_SECONDS, InstanceId, NodeId, Power, Request, Restart, State, Status, decode};
 use ec_store::KeyValue;
 
 use super::{Referee, observed};
 use crate::{door::content, node::Computer, world::World};
+
+/// A guest that crashes is started again so often in a row (`docs/lifecycle.md`), and what was long ago does not count.
+const RESTARTS_MOST: u32 = 5;
+const RESTARTS_FORGOTTEN: Duration = Duration::from_secs(600);
 
 fn request(world: &World, node: NodeId, instance: InstanceId) -> Option<Request> {
     decode(&content(world, &world.keys.request(node, instance))?.value).ok()
@@ -43,7 +49,7 @@ impl Referee {
     /// A request is another from now on.
     pub(super) fn look_at_change(&mut self, instance: InstanceId, old: Option<&KeyValue>, is: &Request) {
         let known = self.known.entry(instance).or_default();
-        known.ended = None;
+        (known.ended, known.restarts.0) = (None, 0);
         let Some(was) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
         let ends = is.power.power == Power::Stopped || is.power.anew;
         let wishes = [
@@ -68,6 +74,56 @@ impl Referee {
         }
     }
 
+    /// Its node ends a guest that was asked to end, and was to be given time for it.
+    pub(super) fn look_at_grace(&mut self, world: &World, node: NodeId, instance: InstanceId) {
+        let status = content(world, &world.keys.status(node, instance));
+        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let state = status.map(|status| status.state);
+        let Some(request) = request(world, node, instance) else { return };
+        let grace = match state {
+            Some(State::Stopping | State::Rebooting) => request.power.grace_seconds,
+            Some(State::Resizing) => GRACE_SECONDS,
+            _ => return,
+        };
+        let known = self.known(instance);
+        let given = known.asked_to_end.map_or(0, |asked| (world.elapsed() - asked).as_secs());
+        let excused = self.restored || known.told_late || known.status_lost || known.request_lost;
+        if given < u64::from(grace) && !excused {
+            self.found(format!(
+                "{instance} was ended after {given} s, and was to have {grace} s to end by itself"
+            ));
+        }
+    }
+
+    /// What a node ended for its user is not made there once more, by no request but of one that was brought there since.
+    pub(super) fn look_at_destroyed(
+        &mut self,
+        world: &World,
+        node: NodeId,
+        what: Operation,
+        instance: InstanceId,
+    ) {
+        let request = request(world, node, instance);
+        let is_made = matches!(
+            what,
+            Operation::CreateOverlay | Operation::CreateVolume | Operation::Define | Operation::Start
+        );
+        let known = self.known.entry(instance).or_default();
+        match (what, request) {
+            (Operation::Destroy, Some(request)) if request.desired == Desired::Destroyed => {
+                let epoch = known.destroyed.entry(node).or_default();
+                *epoch = (*epoch).max(request.epoch);
+            }
+            (_, request) if is_made => {
+                let is_since = |epoch: &u64| request.is_some_and(|request| request.epoch > *epoch);
+                if known.destroyed.get(&node).is_some_and(|epoch| !is_since(epoch)) {
+                    self.found(format!("{what:?} of {instance}, which {node} had ended for its user"));
+                }
+            }
+            _ => {}
+        }
+    }
+
     /// Its node starts a guest.
     pub(super) fn look_at_restart(
         &mut self,
@@ -88,6 +144,17 @@ impl Referee {
             Restart::OnFailure => why == End::Crashed,
             Restart::Always => why != End::ByHand,
         };
+        if policy == Restart::OnFailure {
+            let now = world.elapsed();
+            let known = self.known.entry(instance).or_default();
+            let (count, last) = known.restarts;
+            // One that ran for long begins anew.
+            let count = if now - last < RESTARTS_FORGOTTEN { count + 1 } else { 1 };
+            known.restarts = (count, now);
+            if count > RESTARTS_MOST {
+                self.found(format!("{instance} was started again for the {count}. time in a row"));
+            }
+        }
         if !is_due {
             self.found(format!(
                 "{instance} ended ({why:?}) and was started again, and nobody wished that: {policy}"

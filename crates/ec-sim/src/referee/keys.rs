@@ -305,6 +305,9 @@ impl Referee {
             _ => None,
         };
         known.was_active |= state == State::Active;
+        // One that is halted hears nothing, and has its time all the same.
+        known.asked_to_end = matches!(state, State::Stopping | State::Rebooting | State::Resizing)
+            .then(|| known.asked_to_end.unwrap_or(world.elapsed()));
         // From then on somebody may have written it.
         known.wrote |= known.is_volume && state == State::Active;
         // Somebody had deleted its status: what is told since is all that is known.

@@ -1,6 +1,6 @@
 //! Rules for placement: room, claims, marks.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, sync::Arc};
 
 use ec_model::{Desired, InstanceId, NodeId, Request, Resources, State, Status, decode};
 use ec_store::{KeyValue, Op, Txn};
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::{Referee, observed};
 use crate::{
     door::content,
-    node::PROCESSORS,
+    node::{Computer, PROCESSORS},
     world::{PLACEMENT, World},
 };
 
@@ -134,6 +134,14 @@ impl Referee {
             // Nobody asks for it, and disk and domain were taken one after the other.
             let is_gone = known.request_lost
                 && world.computers.iter().all(|computer| observed(computer, instance).is_none());
+            let is_sure = !(known.claim_lost || known.was_revived);
+            let is_there = |computer: &Arc<Computer>| {
+                observed(computer, instance).is_some_and(|seen| seen.domain.is_some() || seen.volume)
+            };
+            if is_sure && !self.restored && world.computers.iter().any(is_there) {
+                self.findings
+                    .push(format!("the claim of {instance} was given back, and its guest or disk is there"));
+            }
             let (wrote, excused) = (known.wrote, known.wished_away || known.claim_lost || is_gone);
             if self.restored || excused {
                 continue;

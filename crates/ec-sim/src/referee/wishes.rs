@@ -116,7 +116,8 @@ impl Wish {
                 is_unsettled && !is_wrong && !volumes && (!size || goes_on),
                 "whose size is neither confirmed nor reverted",
             ),
-            (is_suspended, "whose memory is saved"),
+            // Of a size that it never got only the claim goes.
+            (is_suspended && !(size && failed), "whose memory is saved"),
         ]
         .into_iter()
         .find_map(|(is_so, what)| is_so.then_some(what))
