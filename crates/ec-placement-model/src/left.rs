@@ -17,13 +17,9 @@ use super::{
 /// What a record counts at before a change and not after it. What is decided there may stand on that.
 pub(super) fn left_behind(before: Option<&Record>, after: Option<&Record>) -> Vec<Key> {
     match (before, after) {
-        (Some(Record::Consumer(before)), after) => {
-            let stays = |provider: &Uuid| match after {
-                Some(Record::Consumer(after)) => after.allocations.iter().any(|(own, _)| own == provider),
-                _ => false,
-            };
-            let providers = before.allocations.iter().map(|(provider, _)| provider);
-            providers.filter(|provider| !stays(provider)).map(|provider| Key::Provider(*provider)).collect()
+        // Where it stays it takes something, and writes for that.
+        (Some(Record::Consumer(before)), _) => {
+            before.allocations.iter().map(|(provider, _)| Key::Provider(*provider)).collect()
         }
         (Some(Record::Provider(before, _)), after) => {
             let after = match after {

@@ -422,7 +422,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         ),
         (Facts { is_held: false, ..told(runs()) }, Told),
         (with(Allocation::Elsewhere, told(runs())), Told),
-        (buried(runs()), Runs(&[Inquire, Release, RemoveDomain, DropRecord])),
+        (buried(runs()), Runs(&[Inquire, Release, RemoveDomain, DropRecord, DropKeys])),
         (left(NOT_STARTED, true, never), swept()),
         (left(NOT_STARTED, false, absent), swept()),
         (left(None, true, never), swept()),
