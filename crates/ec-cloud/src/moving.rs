@@ -82,6 +82,12 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
                 from.name, to.name
             )));
         }
+        let (told_key, held_key) = (cloud.keys.status(node, volume), cloud.keys.held(node, volume));
+        if cloud.store.get(&told_key).await?.0.is_some() || cloud.store.get(&held_key).await?.0.is_some() {
+            return Err(refused(
+                "that node has one already, from before etcd was put back: `eschedule heal` tells what becomes of it".to_owned(),
+            ));
+        }
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
         let epoch = record.record.assigned.map_or(order.record.epoch, |assigned| assigned.epoch) + 1;
         // What was wished of it before has come to its end, which the new node cannot know. A size that it could not be given is
@@ -120,6 +126,8 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
             .when(Compare::Unchanged(record_key.clone(), disk.record_revision()))
             .when(Compare::Unchanged(from_key.clone(), disk.request_revision()))
             .when(Compare::Absent(to_key.clone()))
+            .when(Compare::Absent(told_key))
+            .when(Compare::Absent(held_key))
             .when(Compare::Unchanged(sign.key, sign.mod_revision))
             .put(record_key, record.encode())
             .put(from_key, order.encode())

@@ -6,8 +6,6 @@
 
 use std::sync::Arc;
 
-use uuid::Uuid;
-
 use super::{
     draft::{Key, Record},
     names::{is_standard_class, is_standard_trait},
@@ -55,6 +53,8 @@ pub(super) fn left_behind(before: Option<&Record>, after: Option<&Record>) -> Ve
 
 #[cfg(test)]
 mod tests {
+    use uuid::Uuid;
+
     use super::*;
     use crate::{
         Change, Command, ConsumerWrite, Draft, ExpectedGeneration, Inventory, State, decide, intern,

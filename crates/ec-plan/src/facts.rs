@@ -311,7 +311,13 @@ impl Facts {
     pub fn is_to_be_rescued(&self) -> bool {
         let RecordFacts::Kept { rescued, .. } = self.record else { return false };
         let is_other = rescued.is_none_or(|was| Some(was.wished_at) != self.rescue.wished);
-        self.rescue.wished.is_some() && is_other && !self.record.is_rescued()
+        self.rescue.wished.is_some() && is_other && !self.record.is_rescued() && !self.rescue_was_given_up()
+    }
+
+    /// Whether its user was told that the rescue disk that is wished does not come.
+    pub fn rescue_was_given_up(&self) -> bool {
+        let told = self.rescue.told;
+        told.is_some_and(|told| told.failed && Some(told.wished_at) == self.rescue.wished)
     }
 
     /// Whether it boots from its rescue disk, or runs from it still: nothing is done about its size meanwhile.

@@ -68,7 +68,8 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
                     "it was started from its own disk; ending it",
                 ));
             }
-            if facts.rescue.told != rescued {
+            // What was told while nobody could read the record stands, which knows nothing of it.
+            if facts.rescue.told != rescued && !(rescued.is_none() && facts.rescue_was_given_up()) {
                 effects.push(NoteRescue);
             }
         }

@@ -74,6 +74,16 @@ fn it_is_to_be_rescued_while_the_wish_is_not_noted_and_none_is_in_force() {
 }
 
 #[test]
+fn what_was_told_to_fail_while_nobody_could_read_the_record_stays_undone() {
+    let told = |wished, noted, told| rescues(wished, noted, told, State::Active, RUNS);
+    all([(told(Some(1), None, FAILED), Settled)]);
+    assert!(!told(Some(1), None, FAILED).is_to_be_rescued());
+    assert!(told(Some(2), None, FAILED).is_to_be_rescued(), "a newer wish is another");
+    assert!(told(Some(1), None, DONE).is_to_be_rescued(), "an older etcd tells what it forgot");
+    all([(told(None, None, FAILED), Runs(&[NoteRescue]))]);
+}
+
+#[test]
 fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
     let open = |state, domain| rescues(Some(1), None, None, state, domain);
     let paused = Some(RunState::Paused(Pause::ByHand));
