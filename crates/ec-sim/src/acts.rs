@@ -31,7 +31,6 @@ pub(crate) fn kill_agent(world: &World, computer: &Computer) -> bool {
 
 /// As somebody does who has a copy of them. What nobody could read meanwhile was touched by nobody.
 pub(crate) fn mend_records(world: &World, computer: &Computer) {
-    say(world, format!("mends the records on {}", name(computer)));
     for instance in computer.mend_records() {
         world.judge(|referee, _| referee.record_touched(instance));
     }

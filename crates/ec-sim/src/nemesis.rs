@@ -342,6 +342,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 let (world, after) = (Arc::clone(world), world.millis(5_000..120_000));
                 tokio::spawn(async move {
                     sleep(after).await;
+                    say(&world, format!("mends the records on {name}"));
                     acts::mend_records(&world, &computer);
                 });
             }
