@@ -169,7 +169,7 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
         ),
         (
             format!("stack: s\ninstances:\n  new: {{image: none, query: \"{TINY}\"}}\n"),
-            2,
+            1,
             "shop.yaml:3:16: instances.new.image: there is no image `none`",
         ),
         (

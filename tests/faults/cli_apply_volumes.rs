@@ -240,7 +240,7 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
         ),
         (
             "stack: s\nvolumes:\n  new: {size: 5, image: none}\n".to_owned(),
-            2,
+            1,
             "shop.yaml:3:25: volumes.new.image: there is no image `none`",
         ),
         (

@@ -141,7 +141,7 @@ async fn an_instance_is_made_with_names_and_keeps_what_they_stood_for() -> Resul
     refused(&control, &["run", "web", "--query", TINY], 1, &web.to_string())?;
     refused(&control, &["run", "x", "--flavor", "small"], 1, "there is no flavor `small`")?;
     refused(&control, &["run", "x", "--query", TINY, "--key", "me"], 2, "has no keypair of that name")?;
-    refused(&control, &["run", "x", "--query", TINY, "--image", "arch"], 2, "a name of `images`")?;
+    refused(&control, &["run", "x", "--query", TINY, "--image", "arch"], 1, "there is no image `arch`")?;
     refused(&control, &["run", "a b", "--query", TINY], 2, "a b")?;
     refused(&control, &["run", "x", "--query", "resources=VCPU:1"], 2, "MEMORY_MB")?;
     refused(&control, &["run", "x"], 2, "--flavor")?;

@@ -352,6 +352,27 @@ mod tests {
     }
 
     #[test]
+    fn what_a_store_says_is_told_once_and_in_a_line() {
+        let generic = |source: Box<dyn std::error::Error + Send + Sync>| object_store::Error::Generic {
+            store: "S3",
+            source,
+        };
+        let gone = object_store::Error::NotFound {
+            path: "a/b".into(),
+            source: "<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>".into(),
+        };
+        let denied = "Client error with status 403 Forbidden: <Error><Code>AccessDenied</Code>\n</Error>";
+        let refused = io::Error::other("connection refused");
+        for (error, expected) in [
+            (gone, "it has no object a/b"),
+            (generic(denied.into()), "Client error with status 403 Forbidden: AccessDenied"),
+            (generic(Box::new(refused)), "connection refused"),
+        ] {
+            assert_eq!(told(&error), expected);
+        }
+    }
+
+    #[test]
     fn an_empty_directory_in_which_images_are_to_lie_is_not_the_store() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
