@@ -335,8 +335,8 @@ fn unusable(text: &str) -> Failure {
     let hint =
         known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
     let wanted = "wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, or a disk to copy (volume:NAME, instance:NAME)";
-    // What is no place can only be a name.
-    match text.contains([':', '/']) {
+    // What is no place can only be a name; one of those that are known may have a colon in it.
+    match text.contains('/') || text.contains(':') && hint.is_empty() {
         true => Failure::usage(format!("image `{text}` is not usable: {wanted}")),
         false => Failure::failed(format!("there is no image `{text}`: {wanted}{hint}")),
     }

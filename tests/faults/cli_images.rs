@@ -385,7 +385,7 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     refused(
         &control,
         &["run", "x", "--query", TINY, "--image", "debian:13"],
-        2,
+        1,
         "eschedule image add debian:13",
     )?;
     // By name it goes to who reads SHA-512, and to nobody else.

@@ -76,7 +76,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["attach", "data", &data.to_string()], 1, "is a volume"),
         (&["attach", "data", "web", "--device", "sda"], 1, "no device that a volume can be"),
         (&["attach", &web.to_string(), "web"], 1, "no volume"),
-        (&["restore", "data", "data"], 2, "or a disk to copy (volume:NAME"),
+        (&["restore", "data", "data"], 1, "or a disk to copy (volume:NAME"),
         (&["restore", "data", "volume:data"], 1, "it is what it would be made of"),
         (&["extend", "data", "4"], 1, "never shrinks"),
         (&["extend", "data", "30"], 1, "short by"),
