@@ -38,7 +38,7 @@ parts=$!
 # With the failpoints, at which the crash tests stop the agent. In one go with the tests: apart, the
 # dependencies would be built twice, with different features.
 tests=(--tests)
-case ${1-} in
+case $what in
 upgrade) tests=(--test upgrade) ;;
 shared) tests=(--test faults) ;;
 esac
@@ -52,15 +52,15 @@ export PROPTEST_RNG_SEED=${PROPTEST_RNG_SEED:-1}
 export RUST_BACKTRACE=0
 host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
-if [ "what" = long ]; then
+if [ "$what" = long ]; then
   export KILLS=${KILLS:-20}
   exec cargo nextest run --profile long --workspace --locked --all-features --no-capture
 fi
-if [ "${1-}" = upgrade ]; then
+if [ "$what" = upgrade ]; then
   export EC_TEST_PREVIOUS=$2
   exec cargo nextest run --profile upgrade --workspace --locked --all-features "${tests[@]}" --no-capture
 fi
-if [ "${1-}" = shared ]; then
+if [ "$what" = shared ]; then
   exec scripts/on-glusterfs.sh \
     cargo nextest run --workspace --locked --all-features "${tests[@]}" --ignore-default-filter -E 'test(storage_shared)'
 fi
