@@ -9,7 +9,7 @@ use futures::StreamExt;
 use reqwest::{Client, redirect};
 use serde::de::DeserializeOwned;
 
-use crate::{config::Settings, reach::trust};
+use crate::{bounded, config::Settings, reach::trust};
 
 /// So long one may take.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -55,14 +55,11 @@ impl Agents {
     /// Whatever the status: that something is not well stands in a document, too.
     async fn one<T: DeserializeOwned>(&self, url: &str) -> Result<T, String> {
         let failed = |error: reqwest::Error| chain(&error);
-        let mut answer = self.0.get(url).send().await.map_err(failed)?;
-        let mut document = Vec::new();
-        while let Some(piece) = answer.chunk().await.map_err(failed)? {
-            document.extend_from_slice(&piece);
-            if document.len() > LENGTH_MAX {
-                return Err(format!("{url} answered with more than {} MB", LENGTH_MAX >> 20));
-            }
-        }
+        let answer = self.0.get(url).send().await.map_err(failed)?;
+        let document = bounded::read(answer, LENGTH_MAX)
+            .await
+            .map_err(failed)?
+            .ok_or_else(|| format!("{url} answered with more than {} MB", LENGTH_MAX >> 20))?;
         serde_json::from_slice(&document)
             .map_err(|error| format!("{url} answered with what is no such document: {error}"))
     }

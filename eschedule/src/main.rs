@@ -3,6 +3,7 @@
 mod acting;
 mod agents;
 mod apply;
+mod bounded;
 mod catalog;
 mod cli;
 mod cluster;

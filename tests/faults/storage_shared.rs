@@ -155,8 +155,22 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     ensure!(!output.status.success() && told.contains("DISK_GB"), "{told}");
 
     // An agent that is killed finds its own again, and nothing of the other's; a claim that somebody deleted comes back where
-    // it was.
+    // it was. Meanwhile nothing is copied there, and who asks is told why.
+    done(&stack, &["volume", "create", "near", "--size", "1", "--node", &stack.node.to_string(), "--wait"])?;
     stack.kill_agent()?;
+    let name = shown(&stack, &["nodes"])?
+        .as_array()
+        .and_then(|nodes| nodes.iter().find(|node| node["node"] == stack.node.to_string())?["name"].as_str())
+        .context("no name")?
+        .to_owned();
+    stack
+        .until("its death is known", async || {
+            Ok(stack.store.get(&ec_model::Keyspace::default().alive(stack.node)).await?.0.is_none())
+        })
+        .await?;
+    let output = stack.eschedule(&["volume", "clone", "near", "copy"])?;
+    let told = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(!output.status.success() && told.contains(&format!("not alive: {name}")), "{told}");
     stack.placement.release(first).await?;
     stack.start_agent("").await?;
     stack.until_state(first, State::Active).await?;
@@ -164,6 +178,7 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
         .until("the claim is back", async || Ok(stack.placement.allocations(first).await?.is_some()))
         .await?;
     is_claimed(first, Some(stack.node)).await?;
+    done(&stack, &["volume", "delete", "near", "--wait"])?;
     let listed = shown(&stack, &["list"])?;
     assert_eq!(listed.as_array().map(Vec::len), Some(2), "{listed}");
 

@@ -66,7 +66,7 @@ impl Source {
         if gigabytes >= self.gigabytes {
             return Ok(());
         }
-        let (has, kind) = (self.gigabytes, self.told());
+        let (has, kind) = (self.gigabytes, self.kind.word());
         Err(CloudError::Invalid(format!(
             "{gigabytes} GB are too few for a copy of {kind} {}, which has {has}",
             self.disk
@@ -80,17 +80,10 @@ impl Source {
         }
         Err(CloudError::Refused(format!(
             "{} {} lies on the storage of node {}, and is copied there only",
-            self.told(),
+            self.kind.word(),
             self.disk,
             self.node
         )))
-    }
-
-    fn told(&self) -> &'static str {
-        match self.kind {
-            Workload::Machine => "instance",
-            Workload::Volume => "volume",
-        }
     }
 }
 

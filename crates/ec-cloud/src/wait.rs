@@ -66,10 +66,7 @@ pub(crate) async fn until_status(
 /// Whether there is nothing more to wait for.
 fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> {
     let why = status.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
-    let what_it_is = match status.kind {
-        Workload::Machine => "instance",
-        Workload::Volume => "volume",
-    };
+    let what_it_is = status.kind.word();
     let elsewhere =
         |what: &str| Err(CloudError::Elsewhere(format!("{what_it_is} {instance} is {what}{why}")));
     match status.state {

@@ -8,7 +8,8 @@ use std::{
 
 use ec_cloud::{CloudError, Verb, act, delete_volume, destroy, list};
 use ec_model::{
-    Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater,
+    Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, Status, decode,
+    greater,
 };
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
@@ -32,6 +33,8 @@ const SOON: Duration = Duration::from_secs(150);
 /// But for a watch that says nothing any more: a follower lists anew after so long.
 const RESYNC: Duration = Duration::from_secs(300);
 const PERIOD: Duration = Duration::from_secs(10);
+/// So long it is looked whether what is at rest stays so.
+const WHILE: Duration = Duration::from_secs(300);
 
 /// What is wrong, and how long it may be.
 type Complaint = (Duration, String);
@@ -79,6 +82,10 @@ pub(crate) async fn converge(world: &Arc<World>) {
     if world.failed.is_cancelled() {
         return;
     }
+    stay_at_rest(world).await;
+    if world.failed.is_cancelled() {
+        return;
+    }
     if world.chance(40) {
         bring_to_an_end(world).await;
         let begun = Instant::now();
@@ -94,6 +101,25 @@ pub(crate) async fn converge(world: &Arc<World>) {
         left(world).await
     })
     .await;
+}
+
+/// Where nothing is left to be done, nothing is done.
+async fn stay_at_rest(world: &World) {
+    // What says of itself that it is in trouble may be so by what was asked for before.
+    sleep(if world.has_silent_watches() { RESYNC } else { Duration::ZERO }).await;
+    world.judge(|referee, _| referee.rests());
+    sleep(WHILE).await;
+    let tries_on = |status: &Status| status.volumes_failed.is_some();
+    let all = world.store.content(&world.keys.all_statuses()).pairs;
+    let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
+    let trying: Vec<InstanceId> = all.filter(tries_on).map(|status| status.instance).collect();
+    world.judge(|referee, _| {
+        let deeds = referee.deeds().into_iter().filter(|(of, _)| !trying.contains(of));
+        let deeds: Vec<String> = deeds.map(|(_, what)| what).collect();
+        if !deeds.is_empty() {
+            referee.found(format!("all was at rest, and this was done: {}", deeds.join("; ")));
+        }
+    });
 }
 
 /// Looks until there is nothing to complain of, or the same was to be complained of for too long.
@@ -408,6 +434,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         }
         if traces.successor && is_settled {
             found.push((soon, format!("{instance}: a disk lies beside its own that nothing will come of")));
+        }
+        let root_of = |of| world.judge(|referee, _| referee.known(of).root);
+        if let Some(why) = traces.is_of_other_bytes(root_of).filter(|_| !(restored || healed)) {
+            found.push((soon, format!("{instance}: {why}")));
         }
         if let Some(why) = at_odds(world, &traces, instance) {
             found.push((soon, format!("{instance}: {why}")));

@@ -122,7 +122,7 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
     // In no other histories, so that those are what they were.
     let some = some.chain(world.is_garbled().then_some(Ill::GarbleRecord));
     // More than once, since it hits only who is at something.
-    some.chain(std::iter::repeat_n(Ill::KillAtCall, if world.is_sudden() { 4 } else { 0 })).collect()
+    some.chain(std::iter::repeat_n(Ill::KillAtCall, if world.is_sudden() { 8 } else { 0 })).collect()
 }
 
 /// Does harm until `done`.
@@ -380,20 +380,41 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
     }
 }
 
+/// What an agent does seldom, and should not do twice.
+const SELDOM: [&str; 12] = [
+    "hypervisor CreateSuccessor",
+    "hypervisor ReplaceOverlay",
+    "hypervisor CreateRescue",
+    "hypervisor DropRescue",
+    "hypervisor Redefine",
+    "hypervisor Grow",
+    "hypervisor SetVolumes",
+    "hypervisor HandOver",
+    "hypervisor PowerOff",
+    "hypervisor Save",
+    "hypervisor Start",
+    "hypervisor Destroy",
+];
+
 /// Kills an agent at one of the next things that it does: when it is done, and nothing is noted of it, or just before.
 fn kill_at_call(world: &Arc<World>, computer: &Arc<Computer>) {
     let who = Actor::Agent(computer.node, 0).to_string();
-    // Any call, or one that makes something of a guest.
-    let call = if world.chance(30) { "" } else { "hypervisor " };
-    let before = usize::try_from(world.pick(0..6)).unwrap_or(0);
     let fate = if world.chance(70) { Fate::KillsAfterwards } else { Fate::Kills };
+    let call = match world.pick(0..10) {
+        // Any call.
+        0..2 => "",
+        // Or one that makes something of a guest.
+        2..4 => "hypervisor ",
+        _ => SELDOM[usize::try_from(world.pick(0..SELDOM.len() as u64)).unwrap_or(0)],
+    };
+    let before = if SELDOM.contains(&call) { 0 } else { usize::try_from(world.pick(0..6)).unwrap_or(0) };
     if before > 0 {
         world.snag(who.clone(), call, Fate::Arrives, before);
     }
     world.snag(who, call, fate, 1);
     let (world, computer) = (Arc::clone(world), Arc::clone(computer));
     tokio::spawn(async move {
-        for _ in 0..120 {
+        for _ in 0..300 {
             sleep(Duration::from_secs(1)).await;
             if !computer.is_up() {
                 return start_later(&world, &computer);

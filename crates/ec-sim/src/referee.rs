@@ -93,6 +93,9 @@ pub(crate) struct Known {
     rebuilds_wished: u32,
     /// The newest of them that a user was told of.
     pub(crate) rebuild_acknowledged: Option<Timestamp>,
+    /// As the how manyth transactions the newest of them was written, and the disk was made that is to take the old one's place.
+    rebuild_count: u64,
+    successor_count: u64,
     /// So many wishes for a rescue disk there were, which may have arrived.
     pub(crate) rescues_wished: u32,
     /// The newest wish for another size that a user was told of.
@@ -184,6 +187,8 @@ pub(crate) struct Referee {
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
     pub(crate) claims_lost: bool,
     pub(crate) transactions: u64,
+    /// What was done since all was to be at rest, to whom and by whom.
+    deeds: Option<Vec<(InstanceId, String)>>,
 }
 
 impl Referee {
@@ -318,6 +323,16 @@ impl Referee {
         self.known.get(&instance)?.maker
     }
 
+    /// Everything is as it is asked for, and nothing is done until [`Self::deeds`] is asked.
+    pub(crate) fn rests(&mut self) {
+        self.deeds = Some(Vec::new());
+    }
+
+    /// What was done to instances since all was to be at rest.
+    pub(crate) fn deeds(&mut self) -> Vec<(InstanceId, String)> {
+        self.deeds.take().unwrap_or_default()
+    }
+
     /// A user was told that it goes.
     pub(crate) fn doomed(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().doomed = true;
@@ -398,6 +413,11 @@ impl Referee {
         late: bool,
     ) {
         self.transactions += 1;
+        if let Some(deeds) = self.deeds.as_mut() {
+            let of = |key: &str| self.known.keys().copied().find(|instance| speaks_of(key, *instance));
+            let keys = txn.then.iter().map(Op::key);
+            deeds.extend(keys.filter_map(|key| Some((of(key)?, format!("{actor} wrote {key}")))));
+        }
         self.look_at_demands(world, actor, txn, before);
         self.look_at_wish(world, actor, txn, before);
         for (op, old) in txn.then.iter().zip(before) {
@@ -442,6 +462,9 @@ impl Referee {
         before: Observed,
         late: bool,
     ) {
+        if let Some(deeds) = self.deeds.as_mut() {
+            deeds.push((instance, format!("{node} did {what:?} of {instance}")));
+        }
         if self.sealed_guests.contains(&instance) {
             self.found(format!("{what:?} of {instance}, whose request nobody can read"));
         }
@@ -511,7 +534,13 @@ impl Referee {
             {
                 self.found(format!("{what:?} of {instance}, and no user wished anything of its power"));
             }
+            Operation::CreateSuccessor => known.successor_count = self.transactions,
             Operation::ReplaceOverlay => {
+                if known.successor_count < known.rebuild_count && !self.restored {
+                    self.findings.push(format!(
+                        "the disk of {instance} was replaced by one that was made before that was wished"
+                    ));
+                }
                 known.replaced += u32::from(std::mem::take(&mut known.wrote_disk));
                 if known.replaced > known.rebuilds_wished {
                     self.found(format!(

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::{DomainSize, Observed, RunState};
 use ec_model::{
-    Attachment, Desired, InstanceId, NodeId, Power, Request, Size, State, Status, Workload, decode,
+    Attachment, CopyOf, Desired, InstanceId, NodeId, Power, Request, Size, State, Status, Workload, decode,
 };
 use jiff::Timestamp;
 use serde_json::Value;
@@ -37,6 +37,8 @@ pub(crate) struct Traces {
     pub(crate) rescue_disk: bool,
     /// There is a disk that is to take the place of its own.
     pub(crate) successor: bool,
+    /// What its disk was made of, as its hypervisor has it.
+    pub(crate) origin: Option<String>,
     /// How large that has it.
     pub(crate) size: Option<DomainSize>,
     /// Where there is anything of its guest.
@@ -90,6 +92,7 @@ impl Traces {
             rescue_disk: world.computers.iter().any(|computer| computer.hypervisor.has_rescue_disk(instance)),
             successor: world.computers.iter().any(|computer| computer.hypervisor.has_successor(instance)),
             guest: seen.into_iter().find(|seen| seen.domain.is_some()).unwrap_or_default(),
+            origin: world.computers.iter().find_map(|computer| computer.hypervisor.origin(instance)),
             size: world.computers.iter().find_map(|computer| size(computer, instance)),
             host: world.computers.iter().find(|computer| here(computer)).map(|computer| computer.node),
         }
@@ -241,6 +244,29 @@ impl Traces {
             && size.disk_bytes >= wanted.disk_gb << 30;
         (request.desired == Desired::Active && was_measured && rests && !failed && !is_so)
             .then(|| format!("it is to be {wanted:?}, and is {size:?}"))
+    }
+
+    /// What is wrong with what its disk was made of, by what it is asked to be made of, where nothing is told of that; `root`:
+    /// the volume from which an instance boots.
+    pub(crate) fn is_of_other_bytes(
+        &self,
+        root: impl Fn(InstanceId) -> Option<InstanceId>,
+    ) -> Option<String> {
+        let (request, status, origin) =
+            (self.request.as_ref()?, self.status.as_ref()?, self.origin.as_ref()?);
+        let image = &request.spec.as_ref()?.image;
+        let is_excused = status.rebuilt.as_ref().is_some_and(|rebuilt| rebuilt.failed.is_some());
+        if request.desired != Desired::Active || status.state == State::Error || is_excused {
+            return None;
+        }
+        let is_so = match image.copied() {
+            Some(of) => {
+                let of_root = CopyOf { disk: root(of.disk).unwrap_or(of.disk), ..of.clone() };
+                [of, of_root].iter().any(|of| *origin == of.to_string())
+            }
+            None => origin.is_empty() == image.is_none() && !origin.contains(':'),
+        };
+        (!is_so).then(|| format!("its disk is to be made of {:?}, and was of {origin:?}", image.url))
     }
 
     /// What is wrong with the volumes that its domain has, by those that it is to have, where nothing is told of that.

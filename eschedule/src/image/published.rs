@@ -6,6 +6,7 @@ use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 
 use super::{fetched::answer, known::Known};
+use crate::bounded;
 
 /// Files of digests are some kilobytes.
 const LENGTH_MAX: usize = 1 << 20;
@@ -32,15 +33,9 @@ async fn read(url: &str) -> Result<String, Failure> {
     };
     // A digest that came another way than by HTTPS proves nothing, unless that is what was configured.
     let client = reqwest::Client::builder().https_only(url.starts_with("https://")).timeout(PATIENCE);
-    let mut answer = answer(client, url, unreachable).await?;
-    let mut bytes = Vec::new();
-    while let Some(chunk) = answer.chunk().await.map_err(unreachable)? {
-        bytes.extend_from_slice(&chunk);
-        if bytes.len() > LENGTH_MAX {
-            return Err(Failure::failed(format!(
-                "{url} is too large for a file of digests: nothing was added"
-            )));
-        }
-    }
+    let answer = answer(client, url, unreachable).await?;
+    let bytes = bounded::read(answer, LENGTH_MAX).await.map_err(unreachable)?.ok_or_else(|| {
+        Failure::failed(format!("{url} is too large for a file of digests: nothing was added"))
+    })?;
     String::from_utf8(bytes).map_err(|_| Failure::failed(format!("{url} is not text: nothing was added")))
 }

@@ -48,9 +48,13 @@ impl Referee {
 
     /// A request is another from now on.
     pub(super) fn look_at_change(&mut self, instance: InstanceId, old: Option<&KeyValue>, is: &Request) {
+        let transactions = self.transactions;
         let known = self.known.entry(instance).or_default();
         (known.ended, known.restarts.0) = (None, 0);
         let Some(was) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
+        if was.rebuild != is.rebuild {
+            known.rebuild_count = transactions;
+        }
         let ends = is.power.power == Power::Stopped || is.power.anew;
         let wishes = [
             was.power != is.power && ends,

@@ -134,7 +134,8 @@ impl Referee {
             // Nobody asks for it, and disk and domain were taken one after the other.
             let is_gone = known.request_lost
                 && world.computers.iter().all(|computer| observed(computer, instance).is_none());
-            let is_sure = !(known.claim_lost || known.was_revived);
+            // One that another node is to hand over goes there when that node does so.
+            let is_sure = !(known.claim_lost || known.was_revived || known.moved);
             let is_there = |computer: &Arc<Computer>| {
                 observed(computer, instance).is_some_and(|seen| seen.domain.is_some() || seen.volume)
             };

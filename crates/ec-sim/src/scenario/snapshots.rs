@@ -29,7 +29,25 @@ pub(super) const ALL: &[Scenario] = &[
         "a guest that is stopped is to be started while it is being restored, and after a restore that broke off: it is stopped for that, and runs in the end",
         |stage| Box::pin(restored_while_started(stage)),
     ),
+    Scenario::new(
+        "snapshot-of-a-rescued-guest",
+        "a guest with a volume is rescued: a snapshot of all its disks is refused at once, and made when it runs from its own again",
+        |stage| Box::pin(of_rescued(stage)),
+    ),
 ];
+
+async fn of_rescued(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Rescue(None)).await.is_ok(), "it is rescued").await;
+    let refused = stage.user(1).snapshots(guest).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("rescue disk")), "it is told why not").await;
+    let left = stage.user(1).list().await.map(|all| all.len());
+    stage.demand(left == Ok(1), "nothing is left of it").await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Unrescue).await.is_ok(), "it is unrescued").await;
+    snapshot_of(&stage, guest).await;
+}
 
 async fn before_attachment(stage: Stage) {
     let guest = stage.ready("web").await;

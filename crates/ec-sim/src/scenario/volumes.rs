@@ -75,7 +75,7 @@ pub(super) const ALL: &[Scenario] = &[
     ),
     Scenario::new(
         "volume-grown-since-a-backup",
-        "etcd, and placement with it, is put back to before a volume was made larger: its node claims all of what the disk takes",
+        "etcd, and placement with it, is put back to before a volume was made larger: its node claims all of what the disk takes, and a copy is as large",
         |stage| Box::pin(grown_since_backup(stage)),
     ),
     Scenario::new(
@@ -85,6 +85,11 @@ pub(super) const ALL: &[Scenario] = &[
     )
     .on_nodes(2)
     .on_shared_storage(),
+    Scenario::new(
+        "volume-and-a-suspended-guest",
+        "the guest that has a volume is suspended, and would not be told that it grew: that is refused till it goes on",
+        |stage| Box::pin(under_suspended(stage)),
+    ),
     Scenario::new(
         "volume-healed",
         "etcd loses everything, and somebody heals: guest and volume are asked for as before, and the guest has had it all the time",
@@ -526,6 +531,22 @@ async fn grown_since_backup(stage: Stage) {
     let providers = held["allocations"].as_object().into_iter().flatten();
     let claimed: u64 = providers.filter_map(|(_, of)| of["resources"]["DISK_GB"].as_u64()).sum();
     stage.demand(claimed == 3, "all that its disk takes is claimed").await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    stage.demand(stage.sight(copy).disk_bytes == 3 << 30, "a copy has all of it").await;
+}
+
+async fn under_suspended(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Suspend).await.is_ok(), "its guest is suspended").await;
+    let refused = stage.user(1).extends(volume, 3).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("is suspended")), "it does not grow").await;
+    stage.stays(volume, 30, "as it was", |is| there(is) && is.disk_bytes == 1 << 30).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Resume).await.is_ok(), "its guest goes on").await;
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
+    stage.until_well(guest).await;
 }
 
 async fn older_etcd(stage: Stage) {
