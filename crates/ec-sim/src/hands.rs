@@ -84,6 +84,10 @@ impl Hands {
             return Err(HypervisorError::NotNow { what: name, detail: "it is busy".into() });
         }
         if matches!(fate, Fate::IsRefused(_)) {
+            // A start that works may be told to have failed.
+            if what == Operation::Start && self.world.chance(30) {
+                self.perform(what, instance, call, false).await.ok();
+            }
             self.world.log(self.actor, format!("hypervisor refuses {name}"));
             self.world.judge(|referee, _| referee.disturbed(instance));
             return Err(HypervisorError::Failed { what: name, detail: "refused on request".into() });

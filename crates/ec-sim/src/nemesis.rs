@@ -121,6 +121,7 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
     let some = some.filter(|ill| !(world.is_tight() && is_counted_anew(ill)));
     // In no other histories, so that those are what they were.
     let some = some.chain(world.is_garbled().then_some(Ill::GarbleRecord));
+    let some = some.chain(world.is_sudden().then_some(Ill::EndGuest));
     // More than once, since it hits only who is at something.
     some.chain(std::iter::repeat_n(Ill::KillAtCall, if world.is_sudden() { 8 } else { 0 })).collect()
 }
@@ -425,10 +426,10 @@ fn kill_at_call(world: &Arc<World>, computer: &Arc<Computer>) {
 
 /// A guest that crashes whenever it was started again, so many times.
 fn crash_on(world: &Arc<World>, computer: &Arc<Computer>, guest: InstanceId) {
-    let (world, computer, times) = (Arc::clone(world), Arc::clone(computer), world.pick(2..9));
+    let (world, computer, times) = (Arc::clone(world), Arc::clone(computer), world.pick(3..10));
     tokio::spawn(async move {
         for _ in 0..times {
-            sleep(world.millis(2000..20_000)).await;
+            sleep(world.millis(500..12_000)).await;
             let runs = crate::referee::observed(&computer, guest).and_then(|seen| seen.domain);
             if runs == Some(RunState::Running) {
                 acts::end_guest(&world, &computer, guest, End::Crashed);

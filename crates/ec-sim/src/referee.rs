@@ -96,6 +96,8 @@ pub(crate) struct Known {
     /// As the how manyth transactions the newest of them was written, and the disk was made that is to take the old one's place.
     rebuild_count: u64,
     successor_count: u64,
+    /// As the how manyth the disk was made that took the old one's place last.
+    replaced_with: u64,
     /// So many wishes for a rescue disk there were, which may have arrived.
     pub(crate) rescues_wished: u32,
     /// The newest wish for another size that a user was told of.
@@ -143,6 +145,11 @@ pub(crate) struct Known {
     seen: BTreeMap<Being, Duration>,
     /// Where its node ended it for its user, and by a request of which epoch.
     destroyed: BTreeMap<NodeId, u64>,
+    /// The newest wish for a new disk that was told to be carried out.
+    rebuilt_told: Option<Timestamp>,
+    /// The newest wish for another size that was told to be carried out, and whether it was told last to be at that.
+    size_told: Option<Timestamp>,
+    resizing: bool,
     /// When it was told first that its guest is asked to end, which it is till another word.
     asked_to_end: Option<Duration>,
     /// So often in a row its policy had it started again, and when it was last.
@@ -536,11 +543,11 @@ impl Referee {
             }
             Operation::CreateSuccessor => known.successor_count = self.transactions,
             Operation::ReplaceOverlay => {
-                if known.successor_count < known.rebuild_count && !self.restored {
-                    self.findings.push(format!(
-                        "the disk of {instance} was replaced by one that was made before that was wished"
-                    ));
+                let is_sure = !(self.restored || known.disturbed || known.record_lost);
+                if known.rebuild_count > 0 && known.replaced_with >= known.rebuild_count && is_sure {
+                    self.findings.push(format!("the disk of {instance} was replaced twice for one wish"));
                 }
+                known.replaced_with = known.successor_count;
                 known.replaced += u32::from(std::mem::take(&mut known.wrote_disk));
                 if known.replaced > known.rebuilds_wished {
                     self.found(format!(

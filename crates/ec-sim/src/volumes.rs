@@ -8,11 +8,12 @@ use ec_cloud::{
     delete_volume, detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to,
     restore_snapshot, restore_volume, snapshot_of, until_active, until_done, volumes,
 };
-use ec_model::{CopyOf, ImageRef, InstanceId, NodeId};
+use ec_model::{CopyOf, ImageRef, InstanceId, NodeId, Status, decode};
 use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    door::content,
     user::{acknowledged, await_active, image, someone, told},
     world::{Actor, World},
 };
@@ -207,8 +208,20 @@ pub(crate) async fn snapshot(
     stop: &CancellationToken,
 ) -> Result<Scheduled, String> {
     world.log(actor, format!("snapshot {instance}"));
+    let tells = || {
+        let node = world.judge(|referee, _| referee.known(instance).acknowledged)?;
+        let pair = content(world, &world.keys.status(node, instance))?;
+        Some((pair.mod_revision, decode::<Status>(&pair.value).ok()?))
+    };
     let made = async {
-        let new = NewVolume { image: Some(snapshot_of(cloud, instance).await?), ..NewVolume::default() };
+        let before = tells();
+        let image = snapshot_of(cloud, instance).await?;
+        if let (Some((_, status)), Some(of)) =
+            (before.filter(|before| Some(before) == tells().as_ref()), image.copied())
+        {
+            world.judge(|referee, _| referee.snapshot_asked(&status, &of));
+        }
+        let new = NewVolume { image: Some(image), ..NewVolume::default() };
         create_volume(cloud, &new, stop).await
     };
     answered(world, actor, made.await)

@@ -82,8 +82,10 @@ impl Referee {
     pub(super) fn look_at_grace(&mut self, world: &World, node: NodeId, instance: InstanceId) {
         let status = content(world, &world.keys.status(node, instance));
         let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
-        let state = status.map(|status| status.state);
         let Some(request) = request(world, node, instance) else { return };
+        // What was wished since its node told that is not heard of yet.
+        let status = status.filter(|status| status.observed_generation >= request.generation);
+        let state = status.map(|status| status.state);
         let grace = match state {
             Some(State::Stopping | State::Rebooting) => request.power.grace_seconds,
             Some(State::Resizing) => GRACE_SECONDS,
@@ -96,6 +98,29 @@ impl Referee {
             self.found(format!(
                 "{instance} was ended after {given} s, and was to have {grace} s to end by itself"
             ));
+        }
+    }
+
+    /// Who was ended to get another size is told to have it once it runs with that: whether it can, its start shows.
+    pub(super) fn look_at_size(
+        &mut self,
+        world: &World,
+        (node, instance): (NodeId, InstanceId),
+        request: &Request,
+        status: &Status,
+    ) {
+        let told = status.resized.as_ref();
+        let known = self.known.entry(instance).or_default();
+        let before = std::mem::replace(&mut known.size_told, told.map(|told| told.wished_at));
+        let was_resizing = std::mem::replace(&mut known.resizing, status.state == State::Resizing);
+        let is_news = told.is_some_and(|told| told.failed.is_none() && Some(told.wished_at) > before);
+        let computer = world.computers.iter().find(|computer| computer.node == node);
+        let domain = computer.and_then(|computer| observed(computer, instance)).and_then(|seen| seen.domain);
+        let is_down = matches!(domain, Some(RunState::NotStarted | RunState::Ended(_)));
+        let is_to_run = request.power.power == Power::Running && request.desired == Desired::Active;
+        let is_sure = !(self.restored || known.disturbed || known.by_hand);
+        if is_news && was_resizing && is_down && is_to_run && is_sure {
+            self.found(format!("{instance} was told to have its new size before it was started with it"));
         }
     }
 

@@ -217,6 +217,10 @@ impl Referee {
         let request = content(world, &world.keys.request(node, instance))
             .and_then(|pair| decode::<Request>(&pair.value).ok());
         self.look_at_access(instance, &status, request.as_ref());
+        if let Some(request) = request.as_ref().filter(|_| !late) {
+            self.look_at_size(world, (node, instance), request, &status);
+            self.look_at_rebuilt(instance, request, &status);
+        }
         // What it is to be a copy of may be gone by then, or larger.
         let origin = self.known(instance).copy_of.map(|of| self.known(of));
         let is_another =

@@ -4,8 +4,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::Operation;
-use ec_model::{Attachment, Desired, Instance, InstanceId, NodeId, Request, Status, Workload, decode};
+use ec_model::{
+    Attachment, CopyOf, Desired, Instance, InstanceId, NodeId, Request, State, Status, Workload, decode,
+};
 use ec_store::{KeyValue, Op, Txn};
+use jiff::Timestamp;
 
 use super::{Referee, observed};
 use crate::{
@@ -31,6 +34,11 @@ fn had(computer: &Computer, instance: InstanceId) -> BTreeSet<InstanceId> {
     let all = computer.hypervisor.volumes().into_iter();
     let own = all.filter(|(machine, _)| *machine == instance);
     own.flat_map(|(_, volumes)| volumes).flatten().map(|has| has.volume).collect()
+}
+
+/// Whether whoever looked a moment before has seen what was told then.
+fn is_old(world: &World, told: Timestamp) -> bool {
+    world.now().duration_since(told).as_secs() > 5
 }
 
 impl Referee {
@@ -79,7 +87,9 @@ impl Referee {
                 }
             }
         }
-        let Some((_, volume)) = world.keys.parse_request(key).ok().filter(|_| new.is_some()) else { return };
+        let Some((node, volume)) = world.keys.parse_request(key).ok().filter(|_| new.is_some()) else {
+            return;
+        };
         let ends = new.and_then(|new| decode::<Request>(new).ok());
         if ends.is_none_or(|request| request.desired != Desired::Destroyed) {
             return;
@@ -87,8 +97,59 @@ impl Referee {
         if let Some(machines) = wanted(world).get(&volume) {
             self.found(format!("{actor} asked for the end of {volume}, which {} is to have", machines[0]));
         }
+        self.look_at_elsewhere(world, actor, node, volume);
         if let Some(holder) = self.holder(world, volume, None) {
             self.found(format!("{actor} asked for the end of {volume}, which {holder} has"));
+        }
+    }
+
+    /// Nobody asks for the end of a volume where it is not, while another node tells that it has it.
+    fn look_at_elsewhere(&mut self, world: &World, actor: Actor, node: NodeId, volume: InstanceId) {
+        let others = world.computers.iter().filter(|computer| computer.node != node);
+        for other in others {
+            let status = content(world, &world.keys.status(other.node, volume));
+            let Some(status) = status.and_then(|pair| decode::<Status>(&pair.value).ok()) else { continue };
+            let has_it = status.state == State::Unclaimed && status.kind == Workload::Volume;
+            if has_it && is_old(world, status.since) {
+                let other = other.node;
+                self.found(format!(
+                    "{actor} asked for the end of {volume} on {node}, and {other} tells that it has it"
+                ));
+            }
+        }
+    }
+
+    /// Who asks for a snapshot asks for all disks that its guest has, by the word of its agent, and for none that is being given or
+    /// taken.
+    pub(crate) fn snapshot_asked(&mut self, status: &Status, of: &CopyOf) {
+        let has: BTreeSet<InstanceId> =
+            status.volumes.iter().filter(|has| !has.is_root()).map(|has| has.volume).collect();
+        let asked: BTreeSet<InstanceId> = of.beside.iter().copied().collect();
+        let is_unsettled = status.volumes_changing || status.volumes_failed.is_some();
+        if has != asked || is_unsettled || status.is_rescued() && !has.is_empty() {
+            let machine = of.disk;
+            self.found(format!(
+                "a snapshot is asked for of {machine} with {asked:?}, and it tells of {has:?}"
+            ));
+        }
+    }
+
+    /// A wish for a new disk is told to be carried out when one is there that was made since.
+    pub(super) fn look_at_rebuilt(&mut self, instance: InstanceId, request: &Request, status: &Status) {
+        let restored = self.restored;
+        let known = self.known.entry(instance).or_default();
+        let told = status.rebuilt.as_ref();
+        let before = std::mem::replace(&mut known.rebuilt_told, told.map(|told| told.wished_at));
+        let wished_at = request.rebuild.as_ref().map(|wish| wish.wished_at);
+        let Some(told) = told.filter(|told| told.failed.is_none() && Some(told.wished_at) > before) else {
+            return;
+        };
+        let is_newest = Some(told.wished_at) == wished_at && known.made_of != wished_at;
+        let is_sure = !(restored || known.disturbed || known.record_lost || known.moved);
+        if is_newest && is_sure && known.replaced_with < known.rebuild_count {
+            self.found(format!(
+                "{instance} was told to have a new disk, and none was made since that was wished"
+            ));
         }
     }
 
