@@ -171,7 +171,7 @@ pub fn started(subject: &Subject, old: Option<&Status>, now: Timestamp) -> Statu
     let doing = (!is_rescued).then(|| machine::LOOKS_FOR_ADDRESS.to_owned());
     let state = if is_rescued { State::Rescued } else { State::Starting };
     let status = next(subject, old, state, now);
-    let to_run = subject.order.filter(|order| order.runs);
+    let to_run = subject.order.filter(|order| order.runs || is_rescued);
     // The wish of one that was brought back has no number, and is carried out all the same.
     let power_generation = to_run.map_or(status.power_generation, |order| order.power_generation.max(1));
     // A user's wish begins the count of restarts anew; nothing told of the wish is what a restart leaves.
@@ -601,6 +601,12 @@ mod tests {
         assert_eq!((told.state, told.rescued.clone()), (State::Rescuing, Some(was(None))));
         let up = started(&subject, Some(&told), at(4));
         assert_eq!((up.state, up.doing.clone(), up.started_at), (State::Rescued, None, Some(at(4))));
+        // To one that its user had stopped it is done likewise, so that a row of restarts is told as one.
+        let order =
+            Order { kind: Workload::Machine, epoch: 1, generation: 9, power_generation: 8, runs: false };
+        let stopped = Subject { order: Some(order), ..subject.clone() };
+        let again = started(&stopped, Some(&reopened(&stopped, Some(&up), 3, at(4))), at(4));
+        assert_eq!((again.state, again.power_generation, again.restarts), (State::Rescued, 8, 3));
         let found = addressed(&subject, Some(&up), vec![address(0, "10.0.0.1")], at(5));
         assert_eq!((found.state, found.ip), (State::Rescued, Some("10.0.0.1".parse().unwrap())));
         let left = rescued(&subject, Some(&found), None, at(6));

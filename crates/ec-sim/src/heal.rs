@@ -11,7 +11,10 @@ use ec_model::{
     Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, Status, decode,
     greater,
 };
-use ec_plan::history::{Fate, told};
+use ec_plan::{
+    history::{Fate, told},
+    status::AGAIN,
+};
 use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
 
@@ -107,12 +110,10 @@ pub(crate) async fn converge(world: &Arc<World>) {
 async fn stay_at_rest(world: &World) {
     // What says of itself that it is in trouble may be so by what was asked for before.
     sleep(if world.has_silent_watches() { RESYNC } else { Duration::ZERO }).await;
+    let mut trying = trying_on(world);
     world.judge(|referee, _| referee.rests());
     sleep(WHILE).await;
-    let tries_on = |status: &Status| status.volumes_failed.is_some();
-    let all = world.store.content(&world.keys.all_statuses()).pairs;
-    let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
-    let trying: Vec<InstanceId> = all.filter(tries_on).map(|status| status.instance).collect();
+    trying.extend(trying_on(world));
     world.judge(|referee, _| {
         let deeds = referee.deeds().into_iter().filter(|(of, _)| !trying.contains(of));
         let deeds: Vec<String> = deeds.map(|(_, what)| what).collect();
@@ -120,6 +121,18 @@ async fn stay_at_rest(world: &World) {
             referee.found(format!("all was at rest, and this was done: {}", deeds.join("; ")));
         }
     });
+}
+
+/// Who tells that it tries something on, by itself.
+fn trying_on(world: &World) -> BTreeSet<InstanceId> {
+    let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains("started again in");
+    let tries_on = |status: &Status| {
+        let told = [status.reason.as_deref(), status.doing.as_deref()];
+        status.volumes_failed.is_some() || told.into_iter().flatten().any(goes_on)
+    };
+    let all = world.store.content(&world.keys.all_statuses()).pairs;
+    let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
+    all.filter(tries_on).map(|status| status.instance).collect()
 }
 
 /// Looks until there is nothing to complain of, or the same was to be complained of for too long.
@@ -379,7 +392,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         let as_wished = as_wished
             && !lost_wish
             // With its node's record it was lost that there was a rescue disk, which goes with the next wish, too.
-            && (uncounted || traces.is_rescued_as_wished(was_revived || known_to_none))
+            && (uncounted || traces.is_rescued_as_wished(was_revived || known_to_none || healed))
             && traces.is_answered();
         // What is wished of its size is done when it is there.
         let is_waiting = waits_to_be_copied || waits_for_root;

@@ -424,15 +424,19 @@ fn kill_at_call(world: &Arc<World>, computer: &Arc<Computer>) {
     });
 }
 
-/// A guest that crashes whenever it was started again, so many times.
+/// A guest that crashes soon whenever it was started again, so many times.
 fn crash_on(world: &Arc<World>, computer: &Arc<Computer>, guest: InstanceId) {
-    let (world, computer, times) = (Arc::clone(world), Arc::clone(computer), world.pick(3..10));
+    let (world, computer, mut times) = (Arc::clone(world), Arc::clone(computer), world.pick(3..14));
     tokio::spawn(async move {
-        for _ in 0..times {
-            sleep(world.millis(500..12_000)).await;
+        for _ in 0..120 {
+            sleep(world.millis(500..3000)).await;
             let runs = crate::referee::observed(&computer, guest).and_then(|seen| seen.domain);
             if runs == Some(RunState::Running) {
                 acts::end_guest(&world, &computer, guest, End::Crashed);
+                times -= 1;
+            }
+            if times == 0 {
+                return;
             }
         }
     });

@@ -162,32 +162,38 @@ impl Referee {
         before: Observed,
     ) {
         let restored = self.restored;
+        let policy = request(world, node, instance).map(|request| request.restart).unwrap_or_default();
+        if policy == Restart::OnFailure && before.domain == Some(RunState::Ended(End::Crashed)) && !restored {
+            self.look_at_row(world, instance);
+        }
         let known = self.known.entry(instance).or_default();
         let is_down = matches!(before.domain, Some(RunState::Ended(_)));
         let Some(why) = known.ended.take().filter(|_| is_down && !restored && !known.status_lost) else {
             return;
         };
-        let policy = request(world, node, instance).map(|request| request.restart).unwrap_or_default();
         let is_due = match policy {
             Restart::No => false,
             Restart::OnFailure => why == End::Crashed,
             Restart::Always => why != End::ByHand,
         };
-        if policy == Restart::OnFailure {
-            let now = world.elapsed();
-            let known = self.known.entry(instance).or_default();
-            let (count, last) = known.restarts;
-            // One that ran for long begins anew.
-            let count = if now - last < RESTARTS_FORGOTTEN { count + 1 } else { 1 };
-            known.restarts = (count, now);
-            if count > RESTARTS_MOST {
-                self.found(format!("{instance} was started again for the {count}. time in a row"));
-            }
-        }
         if !is_due {
             self.found(format!(
                 "{instance} ended ({why:?}) and was started again, and nobody wished that: {policy}"
             ));
+        }
+    }
+
+    /// One that crashed is started again.
+    fn look_at_row(&mut self, world: &World, instance: InstanceId) {
+        let now = world.elapsed();
+        let known = self.known.entry(instance).or_default();
+        let (count, last) = known.restarts;
+        // One that ran for long begins anew.
+        let count = if now - last < RESTARTS_FORGOTTEN { count + 1 } else { 1 };
+        known.restarts = (count, now);
+        // The first may be what somebody wished, and of one whose agent was killed in its midst nothing may be noted.
+        if count > RESTARTS_MOST + 4 && !known.status_lost {
+            self.found(format!("{instance} was started again for the {count}. time in a row"));
         }
     }
 }
