@@ -125,6 +125,10 @@ impl Door {
                 referee.look_at_request_ids(world, (self.actor, self.request_id), &txn, &before);
                 referee.applied(world, self.actor, &txn, &before, late);
             });
+            if let Actor::Agent(..) = self.actor {
+                let told = txn.then.iter().filter_map(|op| self.world.keys.parse_status(op.key()).ok());
+                told.for_each(|(_, instance)| self.world.happened_to(instance));
+            }
         }
         outcome
     }

@@ -164,6 +164,7 @@ impl Hands {
             self.world.judge(|referee, world| {
                 referee.touched(world, self.computer.node, what, instance, before, late);
             });
+            self.world.happened_to(instance);
         }
         done
     }

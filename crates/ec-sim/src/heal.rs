@@ -8,13 +8,9 @@ use std::{
 
 use ec_cloud::{CloudError, Verb, act, delete_volume, destroy, list};
 use ec_model::{
-    Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, Status, decode,
-    greater,
+    Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater,
 };
-use ec_plan::{
-    history::{Fate, told},
-    status::AGAIN,
-};
+use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
 
@@ -24,6 +20,7 @@ use crate::{
     last::{bring_home, bring_to_an_end},
     life::Life,
     referee::{Known, claimed, marked},
+    rest::stay_at_rest,
     traces::{Records, Traces, has_room, is_kept_free, records},
     user::cloud,
     world::{Actor, PLACEMENT, World},
@@ -34,10 +31,8 @@ const BOUND: Duration = Duration::from_secs(30 * 60);
 /// What somebody asks for is come to much sooner: beyond a row of failures, and a look that fails.
 const SOON: Duration = Duration::from_secs(150);
 /// But for a watch that says nothing any more: a follower lists anew after so long.
-const RESYNC: Duration = Duration::from_secs(300);
+pub(crate) const RESYNC: Duration = Duration::from_secs(300);
 const PERIOD: Duration = Duration::from_secs(10);
-/// So long it is looked whether what is at rest stays so.
-const WHILE: Duration = Duration::from_secs(300);
 
 /// What is wrong, and how long it may be.
 type Complaint = (Duration, String);
@@ -104,35 +99,6 @@ pub(crate) async fn converge(world: &Arc<World>) {
         left(world).await
     })
     .await;
-}
-
-/// Where nothing is left to be done, nothing is done.
-async fn stay_at_rest(world: &World) {
-    // What says of itself that it is in trouble may be so by what was asked for before.
-    sleep(if world.has_silent_watches() { RESYNC } else { Duration::ZERO }).await;
-    let mut trying = trying_on(world);
-    world.judge(|referee, _| referee.rests());
-    sleep(WHILE).await;
-    trying.extend(trying_on(world));
-    world.judge(|referee, _| {
-        let deeds = referee.deeds().into_iter().filter(|(of, _)| !trying.contains(of));
-        let deeds: Vec<String> = deeds.map(|(_, what)| what).collect();
-        if !deeds.is_empty() {
-            referee.found(format!("all was at rest, and this was done: {}", deeds.join("; ")));
-        }
-    });
-}
-
-/// Who tells that it tries something on, by itself.
-fn trying_on(world: &World) -> BTreeSet<InstanceId> {
-    let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains("started again in");
-    let tries_on = |status: &Status| {
-        let told = [status.reason.as_deref(), status.doing.as_deref()];
-        status.volumes_failed.is_some() || told.into_iter().flatten().any(goes_on)
-    };
-    let all = world.store.content(&world.keys.all_statuses()).pairs;
-    let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
-    all.filter(tries_on).map(|status| status.instance).collect()
 }
 
 /// Looks until there is nothing to complain of, or the same was to be complained of for too long.

@@ -23,6 +23,9 @@ use crate::{
     world::{Actor, World},
 };
 
+/// Who does not wait for anything.
+const HASTY: u32 = 31;
+
 /// How a history ended.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ended {
@@ -58,11 +61,16 @@ pub fn run(seed: u64) -> Result<Ended> {
     let (keepers, seen_to) = if seed % 9 == 4 { (21..24, ", and a catalogue") } else { (0..0, "") };
     let (sudden, deaths) =
         if seed % 3 == 2 { (true, ", and agents that are killed in the midst of it") } else { (false, "") };
-    let title = format!("{title}{told}{memory}{seen_to}{records}{deaths}");
+    // By which seeds nothing else is decided.
+    let (hasty, haste) = match seed % 13 {
+        5 | 8 => (true, ", and somebody who wishes something of what is at something"),
+        _ => (false, ""),
+    };
+    let title = format!("{title}{told}{memory}{seen_to}{records}{deaths}{haste}");
     let cluster =
         Cluster { seed, calm: false, nodes, replicas, controllers, storages, tight, garbled, sudden, title };
     history(cluster, async |world| {
-        live(&world, u32::try_from(users).unwrap_or(1), keepers).await;
+        live(&world, u32::try_from(users).unwrap_or(1), keepers, hasty).await;
     })
 }
 
@@ -183,7 +191,7 @@ async fn begin(world: &Arc<World>) {
     }
 }
 
-async fn live(world: &Arc<World>, users: u32, keepers: std::ops::Range<u32>) {
+async fn live(world: &Arc<World>, users: u32, keepers: std::ops::Range<u32>, hasty: bool) {
     begin(world).await;
     let done = CancellationToken::new();
     let mut people = JoinSet::new();
@@ -192,6 +200,9 @@ async fn live(world: &Arc<World>, users: u32, keepers: std::ops::Range<u32>) {
     }
     for number in keepers.clone() {
         people.spawn_local(user::keep_catalog(Arc::clone(world), number, done.clone()));
+    }
+    if hasty {
+        people.spawn_local(user::interrupt(Arc::clone(world), HASTY, world.listen(), done.clone()));
     }
     let ills = selection(world);
     world.log(Actor::Nemesis, format!("{ills:?}"));

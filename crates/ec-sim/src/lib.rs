@@ -35,6 +35,7 @@ mod node;
 mod operator;
 mod referee;
 mod replica;
+mod rest;
 mod scenario;
 mod snag;
 mod told;

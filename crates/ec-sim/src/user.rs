@@ -7,7 +7,7 @@ use ec_cloud::{
     create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
 };
 use ec_model::{AccessKind, Blob, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State};
-use tokio::time::sleep;
+use tokio::{sync::mpsc::UnboundedReceiver, time::sleep};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -104,6 +104,27 @@ pub(crate) async fn live(world: Arc<World>, number: u32, done: CancellationToken
             Some(beside) => _ = tokio::join!(command(&world, one, deed), command(&world, other, beside)),
             None => command(&world, one, deed).await,
         }
+    }
+}
+
+/// Somebody who wishes something of an instance in the moment in which something was done to it, until `done`: what its agent is
+/// about to note or to tell is of an older wish then.
+pub(crate) async fn interrupt(
+    world: Arc<World>,
+    number: u32,
+    mut heard: UnboundedReceiver<InstanceId>,
+    done: CancellationToken,
+) {
+    let fashion = Fashion::any(&world);
+    while let Some(Some(instance)) = done.run_until_cancelled(heard.recv()).await {
+        sleep(world.millis(0..60)).await;
+        let deed = match world.pick(0..12) {
+            0 => Deed::Destroy(instance),
+            _ => Deed::Act { instance, verb: fashion.verb(&world), wait: false },
+        };
+        command(&world, Actor::User(number), deed).await;
+        // What was heard meanwhile is old.
+        while heard.try_recv().is_ok() {}
     }
 }
 

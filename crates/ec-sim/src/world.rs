@@ -17,7 +17,10 @@ use ec_store::MemoryStore;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
 use rand::{Rng, RngExt, SeedableRng, rngs::StdRng};
-use tokio::time::{Instant, sleep};
+use tokio::{
+    sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel},
+    time::{Instant, sleep},
+};
 use uuid::Uuid;
 
 use crate::{
@@ -127,6 +130,8 @@ pub(crate) struct World {
     far: Mutex<BTreeMap<String, Duration>>,
     /// By how many seconds everybody's clock is wrong.
     clock: AtomicI64,
+    /// Who hears at once what becomes of instances.
+    listener: Mutex<Option<UnboundedSender<InstanceId>>>,
     /// Commands that sleep, and since when.
     sleepers: Mutex<BTreeMap<Actor, (Life, Instant)>>,
     pub(crate) failed: tokio_util::sync::CancellationToken,
@@ -171,6 +176,7 @@ impl World {
             objects: Mutex::default(),
             far: Mutex::default(),
             clock: AtomicI64::new(0),
+            listener: Mutex::default(),
             sleepers: Mutex::default(),
             failed: tokio_util::sync::CancellationToken::new(),
         }
@@ -194,6 +200,21 @@ impl World {
     /// Whether agents' records are garbled now and then.
     pub(crate) fn is_garbled(&self) -> bool {
         self.garbled
+    }
+
+    /// From now on it is heard now and then that something was just done to an instance.
+    pub(crate) fn listen(&self) -> UnboundedReceiver<InstanceId> {
+        let (listener, heard) = unbounded_channel();
+        *lock(&self.listener) = Some(listener);
+        heard
+    }
+
+    /// Something was just done to an instance, or told of it.
+    pub(crate) fn happened_to(&self, instance: InstanceId) {
+        let listener = lock(&self.listener).clone();
+        if let Some(listener) = listener.filter(|_| self.chance(7)) {
+            listener.send(instance).ok();
+        }
     }
 
     /// Whether nothing is left to chance.

@@ -1,0 +1,41 @@
+//! What is at rest stays so: where nothing is left to be done, nothing is done.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use ec_model::{InstanceId, Status, decode};
+use ec_plan::status::AGAIN;
+use tokio::time::sleep;
+
+use crate::{heal::RESYNC, world::World};
+
+/// So long it is looked whether it does.
+const WHILE: Duration = Duration::from_secs(300);
+
+/// Everything is as it is asked for; looks whether anybody does anything all the same.
+pub(crate) async fn stay_at_rest(world: &World) {
+    // What says of itself that it is in trouble may be so by what was asked for before.
+    sleep(if world.has_silent_watches() { RESYNC } else { Duration::ZERO }).await;
+    let mut trying = trying_on(world);
+    world.judge(|referee, _| referee.rests());
+    sleep(WHILE).await;
+    trying.extend(trying_on(world));
+    world.judge(|referee, _| {
+        let deeds = referee.deeds().into_iter().filter(|(of, _)| !trying.contains(of));
+        let deeds: Vec<String> = deeds.map(|(_, what)| what).collect();
+        if !deeds.is_empty() {
+            referee.found(format!("all was at rest, and this was done: {}", deeds.join("; ")));
+        }
+    });
+}
+
+/// Who tells that it tries something on, by itself.
+fn trying_on(world: &World) -> BTreeSet<InstanceId> {
+    let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains("started again in");
+    let tries_on = |status: &Status| {
+        let told = [status.reason.as_deref(), status.doing.as_deref()];
+        status.volumes_failed.is_some() || told.into_iter().flatten().any(goes_on)
+    };
+    let all = world.store.content(&world.keys.all_statuses()).pairs;
+    let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
+    all.filter(tries_on).map(|status| status.instance).collect()
+}
