@@ -203,6 +203,18 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
     Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
 }
 
+/// Whether this may be asked for as all stands, or why not.
+///
+/// # Errors
+/// Nobody can tell: its keys cannot be read, or it is being moved.
+pub(crate) fn could_be(known: &Known, verb: &Verb) -> CloudResult<Result<(), String>> {
+    let (record, order) = docs(known)?;
+    Ok(match judge(verb, &record.record, &order.record, known.status.record()) {
+        Verdict::Refuse(why) => Err(why),
+        Verdict::Do(_) | Verdict::Already(_) => Ok(()),
+    })
+}
+
 /// Unlocks one whose request was lost, in its record alone: locked, it could neither be destroyed nor, where its node holds
 /// nothing of it, be brought back. Nothing where somebody else was quicker.
 async fn unlock_lost(cloud: &Cloud, known: &Known, mut record: Doc<Instance>) -> CloudResult<Option<Acted>> {

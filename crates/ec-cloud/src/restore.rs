@@ -15,8 +15,8 @@ use ec_plan::verbs::{Verb, is_to_be_made_anew, locked};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Acted, Cloud, CloudError, CloudResult, Known, Step, VolumeView, act, find_placed, restore_volume,
-    until_done, volume,
+    Acted, Cloud, CloudError, CloudResult, Known, Step, VolumeView, act, act::could_be, find_placed,
+    restore_volume, until_done, volume,
 };
 
 /// What happens while one is restored.
@@ -77,6 +77,11 @@ pub async fn restore_snapshot(
         }
     };
     let mut held = Held::of(name, instance, &machine)?;
+    if kept.is_none() && !held.is_locked && !is_down(&machine) {
+        // Before anything is locked for it.
+        let refused = |why| CloudError::Refused(format!("cannot restore instance {instance}: {why}"));
+        could_be(&machine, &Verb::Stop(grace))?.map_err(refused)?;
+    }
     // One that broke off after it had stopped it, or unlocked it, left word of that here.
     held.starts |= kept.as_ref() == Some(&reasons[0]);
     if kept.is_none() {
