@@ -13,8 +13,7 @@ use crate::power::Guest;
 const TWO: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
 
 /// A guest's system hears of a disk a moment after it is there.
-const UNTIL_THERE: &str =
-    "there() { for i in $(seq 100); do [ -e /sys/block/$1/size ] && return; sleep 0.1; done; }; there";
+const UNTIL_THERE: &str = "there() { for i in $(seq 600); do head -c 1 /dev/$1 >/dev/null 2>&1 && return; sleep 0.1; done; }; there";
 
 impl Guest {
     /// What a command about volumes answers.
