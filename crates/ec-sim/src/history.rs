@@ -61,7 +61,7 @@ pub fn run(seed: u64) -> Result<Ended> {
     let (keepers, seen_to) = if seed % 9 == 4 { (21..24, ", and a catalogue") } else { (0..0, "") };
     let (sudden, deaths) =
         if seed % 3 == 2 { (true, ", and agents that are killed in the midst of it") } else { (false, "") };
-    // By which seeds nothing else is decided.
+    // By a divisor that decides nothing else.
     let (hasty, haste) = match seed % 13 {
         5 | 8 => (true, ", and somebody who wishes something of what is at something"),
         _ => (false, ""),
