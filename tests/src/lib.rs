@@ -332,7 +332,24 @@ impl Stack {
         let text = String::from_utf8_lossy(&output.stdout);
         let line = text.lines().next().unwrap_or_default();
         let instance = line.strip_prefix(&format!("NOTIFIED TARGET, {}, OF INSTANCE ", self.node));
-        instance.with_context(|| format!("unexpected answer: {output:?}"))?.parse().context("no uuid")
+        let instance =
+            instance.with_context(|| format!("unexpected answer: {output:?}"))?.parse().context("no uuid")?;
+        // With `--wait` it may have been asked for and not have come up.
+        ensure!(
+            output.status.success(),
+            "{output:?}; its console ends with:\n{}",
+            self.console_end(instance)
+        );
+        Ok(instance)
+    }
+
+    /// The last lines that a guest wrote to its console: why it did not come up.
+    fn console_end(&self, instance: InstanceId) -> String {
+        let file = self.directory.path().join(format!("state/consoles/{instance}.log"));
+        let written = fs::read(file).unwrap_or_default();
+        let written = String::from_utf8_lossy(&written);
+        let lines: Vec<_> = written.lines().collect();
+        lines[lines.len().saturating_sub(20)..].join("\n")
     }
 
     /// The instance's status.
