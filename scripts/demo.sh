@@ -14,6 +14,7 @@ unset "${!ETCDCTL_@}"
 
 cd "$(dirname "$0")/.."
 REPO=$PWD
+GIVEN=${BIN-}
 BIN=${BIN:-$REPO/target/release}
 STATE=/var/lib/etcd-compute-demo
 CACHE=/var/cache/etcd-compute
@@ -167,6 +168,7 @@ up() {
   fi
   room /var/lib
   mkdir -p "$RUN"
+  echo "$BIN" >"$RUN/bin"
   trap 'failed $? failed' EXIT
 
   say "Guest image (built once, kept in $CACHE)"
@@ -308,8 +310,10 @@ down() {
     return
   fi
   mkdir -p "$RUN"
+  # By the programs that the demo was begun with.
+  local BIN=${GIVEN:-$(cat "$RUN/bin" 2>/dev/null || echo "$BIN")}
   # The proper way first: ask, and let the agent do it.
-  if alive ecompute && alive etcd && alive eplacement; then
+  if [ -x "$BIN/eschedule" ] && alive ecompute && alive etcd && alive eplacement; then
     local instance
     for instance in $(eschedule -o json list | sed -n 's/^ *"instance": "\(.*\)",*/\1/p'); do
       eschedule destroy --wait --timeout 60 "$instance" || echo "demo: will remove $instance by hand" >&2
