@@ -279,6 +279,9 @@ pub fn ended_in_error(subject: &Subject, old: Option<&Status>, now: Timestamp) -
 /// How it ends what is told of what is in the way.
 pub const AGAIN: &str = "; trying again";
 
+/// What is told in the pause before a restart policy starts a guest again, in front of how long that is.
+pub const STARTED_AGAIN: &str = "; it is started again in ";
+
 /// What is to be told of what is in the way; nothing where nobody waits, or that is told already.
 pub fn waiting(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
     match delayed(old, why) {

@@ -72,7 +72,7 @@ pub(crate) fn any(world: &World) -> (Deed, &'static str) {
 }
 
 fn a_name(world: &World) -> &'static str {
-    NAMES[usize::try_from(world.pick(0..3)).unwrap_or(0)]
+    world.among(&NAMES)
 }
 
 /// By its name, or by the uuid of one that there is.
@@ -82,7 +82,7 @@ fn some_image(world: &World, name: &str) -> String {
     if ids.is_empty() || world.chance(40) {
         return name.to_owned();
     }
-    ids[usize::try_from(world.pick(0..ids.len() as u64)).unwrap_or(0)].to_string()
+    world.one_of(&ids).map_or_else(|| name.to_owned(), ToString::to_string)
 }
 
 fn a_change(world: &World) -> ImageChange {

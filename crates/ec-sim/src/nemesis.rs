@@ -131,11 +131,11 @@ pub(crate) async fn rage(world: Arc<World>, ills: Vec<Ill>, done: CancellationTo
     let mut backup: Option<Backup> = None;
     while !done.is_cancelled() {
         sleep(world.millis(500..12_000)).await;
-        if done.is_cancelled() || ills.is_empty() {
-            continue;
+        if !done.is_cancelled()
+            && let Some(ill) = world.one_of(&ills)
+        {
+            harm(&world, *ill, &mut backup).await;
         }
-        let ill = ills[usize::try_from(world.pick(0..ills.len() as u64)).unwrap_or(0)];
-        harm(&world, ill, &mut backup).await;
     }
 }
 
@@ -311,8 +311,9 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::LoseSign => {
             let keys = &world.keys;
             let signs = [keys.agent(computer.node), keys.alive(computer.node), keys.node(computer.node)];
-            let sign = &signs[usize::try_from(world.pick(0..3)).unwrap_or(0)];
-            acts::delete_key(world, sign).await;
+            if let Some(sign) = world.one_of(&signs) {
+                acts::delete_key(world, sign).await;
+            }
         }
         Ill::LoseClaim => {
             if let Some(guest) = any_guest(world, &computer).await
@@ -325,8 +326,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                let ends = [End::ByGuest, End::ByHand, End::Crashed];
-                let why = ends[usize::try_from(world.pick(0..3)).unwrap_or(0)];
+                let why = world.among(&[End::ByGuest, End::ByHand, End::Crashed]);
                 acts::end_guest(world, &computer, guest, why);
                 if world.chance(if world.is_sudden() { 60 } else { 20 }) {
                     crash_on(world, &computer, guest);
@@ -406,9 +406,9 @@ fn kill_at_call(world: &Arc<World>, computer: &Arc<Computer>) {
         0..2 => "",
         // Or one that makes something of a guest.
         2..4 => "hypervisor ",
-        _ => SELDOM[usize::try_from(world.pick(0..SELDOM.len() as u64)).unwrap_or(0)],
+        _ => world.among(&SELDOM),
     };
-    let before = if SELDOM.contains(&call) { 0 } else { usize::try_from(world.pick(0..6)).unwrap_or(0) };
+    let before = if SELDOM.contains(&call) { 0 } else { world.index(6) };
     if before > 0 {
         world.snag(who.clone(), call, Fate::Arrives, before);
     }
@@ -455,7 +455,7 @@ fn storm(world: &Arc<World>, field: fn(&mut Storm) -> &mut u32, much: u32, what:
 }
 
 fn any_number(world: &World, count: usize) -> usize {
-    if count < 2 { 0 } else { usize::try_from(world.pick(0..count as u64)).unwrap_or(0) }
+    if count < 2 { 0 } else { world.index(count) }
 }
 
 /// A program that goes on for long, and its life where it has one now: this computer's agent most often.
@@ -494,7 +494,7 @@ fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
 }
 
 pub(crate) fn any_computer(world: &World) -> &Arc<Computer> {
-    &world.computers[usize::try_from(world.pick(0..world.computers.len() as u64)).unwrap_or(0)]
+    &world.computers[world.index(world.computers.len())]
 }
 
 fn start_later(world: &Arc<World>, computer: &Arc<Computer>) {
@@ -510,8 +510,7 @@ fn start_later(world: &Arc<World>, computer: &Arc<Computer>) {
 /// One of the instances of a computer, which is in for trouble.
 async fn any_guest(world: &World, computer: &Computer) -> Option<InstanceId> {
     let guests = acts::guests(world, computer).await;
-    let count = guests.len() as u64;
-    let guest = (count > 0).then(|| guests[usize::try_from(world.pick(0..count)).unwrap_or(0)])?;
+    let guest = *world.one_of(&guests)?;
     world.judge(|referee, _| referee.disturbed(guest));
     Some(guest)
 }

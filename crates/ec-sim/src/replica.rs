@@ -45,7 +45,7 @@ impl Replicas {
         let chosen = match running.len() {
             0 => return None,
             1 => running.first(),
-            count => running.get(usize::try_from(world.pick(0..count as u64)).unwrap_or(0)),
+            count => running.get(world.index(count)),
         };
         chosen.map(|running| (Arc::clone(&running.api), running.life.clone()))
     }

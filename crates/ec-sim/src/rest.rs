@@ -3,7 +3,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use ec_model::{InstanceId, Status, decode};
-use ec_plan::status::AGAIN;
+use ec_plan::status::{AGAIN, STARTED_AGAIN};
 use tokio::time::sleep;
 
 use crate::{heal::RESYNC, world::World};
@@ -30,7 +30,7 @@ pub(crate) async fn stay_at_rest(world: &World) {
 
 /// Who tells that it tries something on, by itself.
 fn trying_on(world: &World) -> BTreeSet<InstanceId> {
-    let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains("started again in");
+    let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains(STARTED_AGAIN);
     let tries_on = |status: &Status| {
         let told = [status.reason.as_deref(), status.doing.as_deref()];
         status.volumes_failed.is_some() || told.into_iter().flatten().any(goes_on)

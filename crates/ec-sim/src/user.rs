@@ -174,11 +174,11 @@ fn next(world: &World, fashion: Fashion, last: Option<InstanceId>) -> Option<Dee
 }
 
 pub(crate) fn a_name(world: &World) -> &'static str {
-    NAMES[usize::try_from(world.pick(0..4)).unwrap_or(0)]
+    world.among(&NAMES)
 }
 
 fn a_group(world: &World) -> (&'static str, Policy) {
-    GROUPS[usize::try_from(world.pick(0..4)).unwrap_or(0)]
+    world.among(&GROUPS)
 }
 
 /// Most often that what ends stays so.
@@ -193,7 +193,7 @@ fn a_policy(world: &World) -> Restart {
 }
 
 fn a_kind(world: &World) -> AccessKind {
-    [AccessKind::Console, AccessKind::Log, AccessKind::Vnc][usize::try_from(world.pick(0..3)).unwrap_or(0)]
+    world.among(&[AccessKind::Console, AccessKind::Log, AccessKind::Vnc])
 }
 
 /// One of the instances that were acknowledged and that nobody has wished away; or now and then one that somebody has.
@@ -204,12 +204,11 @@ pub(crate) fn someone(world: &World) -> Option<InstanceId> {
         referee.instances().filter(|(_, known)| wanted(known)).map(|(instance, _)| instance).collect()
     });
     // Whoever changes their mind does it soon, most often.
-    let count = all.len() as u64;
     let newest = all.iter().max_by_key(|instance| world.judge(|referee, _| referee.known(**instance).number));
     if world.chance(40) {
         return newest.copied();
     }
-    (count > 0).then(|| all[usize::try_from(world.pick(0..count)).unwrap_or(0)])
+    world.one_of(&all).copied()
 }
 
 /// One command from its begin to its end, or to somebody's `kill -9` or Ctrl-C.

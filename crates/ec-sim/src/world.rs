@@ -231,6 +231,22 @@ impl World {
         lock(&self.dice).random_range(range)
     }
 
+    /// One of them, where there is any.
+    pub(crate) fn one_of<'a, T>(&self, all: &'a [T]) -> Option<&'a T> {
+        if all.is_empty() { None } else { all.get(self.index(all.len())) }
+    }
+
+    /// One of a list that is never empty.
+    pub(crate) fn among<T: Copy, const N: usize>(&self, all: &[T; N]) -> T {
+        const { assert!(N > 0) };
+        all[self.index(N)]
+    }
+
+    /// A number below this.
+    pub(crate) fn index(&self, count: usize) -> usize {
+        usize::try_from(self.pick(0..count as u64)).unwrap_or(0)
+    }
+
     pub(crate) fn any(&self) -> u128 {
         let mut dice = lock(&self.dice);
         (u128::from(dice.next_u64()) << 64) | u128::from(dice.next_u64())

@@ -15,7 +15,7 @@ use super::{
     start, state,
     volumes::volumes,
 };
-use crate::{Allocation, Facts, Limits, RecordFacts};
+use crate::{Allocation, Facts, Limits, RecordFacts, status::STARTED_AGAIN};
 
 /// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
 /// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
@@ -213,7 +213,7 @@ fn reopen(restarts: u32, why: impl Into<Cow<'static, str>>) -> Plan {
 /// Its reason, where it has one, is still the reason; but that its policy starts it again, once that was taken away.
 fn stopped(facts: &Facts) -> Plan {
     let reason = known(facts).and_then(|status| status.reason.clone());
-    if let Some((how, _)) = reason.as_deref().and_then(|reason| reason.split_once(AGAIN)) {
+    if let Some((how, _)) = reason.as_deref().and_then(|reason| reason.split_once(STARTED_AGAIN)) {
         return Plan::tell(facts, State::Stopped, how);
     }
     Plan::told(reason.map_or("it does not run, as its status says".into(), Cow::from))
@@ -301,15 +301,12 @@ fn restarts(facts: &Facts, why: End) -> bool {
         }
 }
 
-/// What is told in the pause before a policy starts it again.
-const AGAIN: &str = "; it is started again in ";
-
 /// Whether it was told that its policy starts it again, and nobody wished otherwise since.
 fn is_to_restart(facts: &Facts) -> bool {
     let told = known(facts).and_then(|status| status.reason.as_deref());
     facts.power.wanted == Power::Running
         && facts.power.restart != Restart::No
-        && told.is_some_and(|reason| reason.contains(AGAIN))
+        && told.is_some_and(|reason| reason.contains(STARTED_AGAIN))
 }
 
 /// Told, waited for, and started again; each time in a row later.
@@ -326,7 +323,7 @@ fn restart(facts: &Facts, why: End) -> Plan {
         return Plan::tell(facts, State::Stopped, &reason);
     }
     let pause = RESTART_FIRST.saturating_mul(1 << in_a_row.min(16)).min(RESTART_LONGEST);
-    let reason = format!("{how}{AGAIN}{} s", pause.as_secs());
+    let reason = format!("{how}{STARTED_AGAIN}{} s", pause.as_secs());
     let told = Plan::tell(facts, State::Stopped, &reason);
     if told.next != Next::Stuck(Problem::Told) {
         return told;
