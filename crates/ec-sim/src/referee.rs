@@ -122,6 +122,8 @@ pub(crate) struct Known {
     unclaimed: Option<u64>,
     /// The nemesis took its claim.
     pub(crate) claim_lost: bool,
+    /// The agent of this node was told by placement that nothing is claimed for it there, the last time that it asked.
+    told_unclaimed: Option<NodeId>,
     /// The nemesis took all that there was of its guest.
     pub(crate) vanished: bool,
     /// The nemesis took its status.
@@ -193,6 +195,10 @@ pub(crate) struct Referee {
     pub(crate) restored: bool,
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
     pub(crate) claims_lost: bool,
+    /// For whom something is claimed of its node, as an agent was told last, and in which etcd.
+    counted: BTreeMap<Actor, (u64, BTreeSet<InstanceId>)>,
+    /// Starts of agents that were alive.
+    came_up: BTreeSet<Actor>,
     pub(crate) transactions: u64,
     /// What was done since all was to be at rest, to whom and by whom.
     deeds: Option<Vec<(InstanceId, String)>>,
@@ -452,6 +458,9 @@ impl Referee {
             self.look_at_volumes(world, actor, key, old.as_ref(), new);
             self.look_at_healing(world, actor, (txn, before), key, old.as_ref(), new);
             self.look_at_fence(world, actor, txn, key, old.as_ref());
+            if new.is_some() {
+                self.look_at_reserve(world, actor, key);
+            }
         }
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
             self.look_at_placement(world, txn, before);
@@ -509,6 +518,7 @@ impl Referee {
         }
         if matches!(what, Operation::Start | Operation::StartRescue) && !late {
             self.look_at_restart(world, node, instance, before);
+            self.look_at_told(world, node, instance);
         }
         let known = self.known.entry(instance).or_default();
         match what {

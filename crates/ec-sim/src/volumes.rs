@@ -85,8 +85,7 @@ impl Order {
 pub(crate) fn any(world: &World) -> Option<Deed> {
     let wait = world.chance(40);
     if world.shares_storage() && world.chance(25) {
-        let number = usize::try_from(world.pick(0..world.computers.len() as u64)).unwrap_or(0);
-        let node = world.computers.get(number)?.node;
+        let node = world.one_of(&world.computers)?.node;
         return Some(Deed::Move { volume: some_volume(world)?, node, wait });
     }
     Some(match world.pick(0..20) {
@@ -95,9 +94,9 @@ pub(crate) fn any(world: &World) -> Option<Deed> {
             // A copy is made where the other lies, whatever its user says.
             let near =
                 world.chance(if copy_of.is_none() { 70 } else { 15 }).then(|| someone(world)).flatten();
-            let index = usize::try_from(world.pick(0..3)).unwrap_or(0);
+            let name = world.among(&NAMES);
             Deed::Create(Order {
-                name: world.chance(60).then_some(NAMES[index]),
+                name: world.chance(60).then_some(name),
                 size_gb: world.pick(1..3),
                 of_image: copy_of.is_none() && world.chance(30),
                 copy_of,
@@ -124,7 +123,7 @@ pub(crate) fn some_volume(world: &World) -> Option<InstanceId> {
         let known = referee.instances().filter(|(_, known)| known.is_volume && known.acknowledged.is_some());
         known.filter(|(_, known)| known.wished_away == again).map(|(volume, _)| volume).collect()
     });
-    (!all.is_empty()).then(|| all[usize::try_from(world.pick(0..all.len() as u64)).unwrap_or(0)])
+    world.one_of(&all).copied()
 }
 
 pub(crate) async fn perform(

@@ -72,14 +72,13 @@ pub(crate) fn offered_by(world: &World, node: NodeId, class: &str) -> f64 {
     content(world, &format!("{PLACEMENT}/providers/{node}")).map_or(0.0, |pair| offered(&pair.value, class))
 }
 
-/// Whether each provider has room for what an instance is to have of it, by its capacity alone, beside what all others have.
+/// Whether each provider has room for what an instance is to have of it, by its capacity alone, beside what all others have; or has it
+/// given that much already.
 pub(super) fn has_room(world: &World, instance: InstanceId, wanted: &Value) -> bool {
-    let (mut used, mut asked) = (Used::new(), Used::new());
+    let (mut used, mut had, mut asked) = (Used::new(), Used::new(), Used::new());
     let own = format!("{PLACEMENT}/consumers/{instance}");
     for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
-        if pair.key != own {
-            count(&pair.value, &mut used);
-        }
+        count(&pair.value, if pair.key == own { &mut had } else { &mut used });
     }
     for (provider, amounts) in wanted.as_object().into_iter().flatten() {
         for (class, amount) in amounts["resources"].as_object().into_iter().flatten() {
@@ -89,7 +88,8 @@ pub(super) fn has_room(world: &World, instance: InstanceId, wanted: &Value) -> b
     asked.iter().all(|(place, amount)| {
         let used = used.get(place).copied().unwrap_or(0);
         let record = content(world, &format!("{PLACEMENT}/providers/{}", place.0));
-        record.is_some_and(|record| (used + amount) as f64 <= offered(&record.value, &place.1))
+        let has_it = had.get(place) >= Some(amount);
+        record.is_some_and(|record| has_it || (used + amount) as f64 <= offered(&record.value, &place.1))
     })
 }
 

@@ -8,9 +8,14 @@ use ec_placement_client::{Answer, Request};
 use ec_store::{KeyValue, Op, Revision, Txn};
 use serde_json::Value;
 
-use super::{Referee, room::has_room};
+use super::{
+    Known, Referee,
+    room::{has_room, offered_by},
+    size,
+};
 use crate::{
     door::content,
+    node::PROCESSORS,
     world::{Actor, PLACEMENT, World},
 };
 
@@ -115,6 +120,10 @@ impl Referee {
         let code = body["errors"][0]["code"].as_str().unwrap_or_default();
         let wrong = match question.about {
             About::Consumer(instance) => {
+                if let (Actor::Agent(node, _), 200) = (actor, status) {
+                    let has_none = body["allocations"][node.to_string()].is_null();
+                    self.known.entry(instance).or_default().told_unclaimed = has_none.then_some(node);
+                }
                 let is = generation(consumer(world, instance).as_ref());
                 let told = body["consumer_generation"].as_i64();
                 (status == 200 && told != is)
@@ -161,6 +170,9 @@ impl Referee {
                 let all = world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
                 let ids = all.iter().filter_map(|pair| pair.key.rsplit('/').next()?.parse().ok());
                 let is: Vec<InstanceId> = ids.filter(holds).collect();
+                if status == 200 {
+                    self.counted.insert(actor, (world.era(), told.iter().copied().collect()));
+                }
                 let differ =
                     is.iter().find(|one| !told.contains(one)).or(told.iter().find(|one| !is.contains(one)));
                 differ.filter(|_| status == 200).map(|one| {
@@ -173,6 +185,44 @@ impl Referee {
         };
         if let Some(wrong) = wrong {
             self.found(format!("{actor} was told by placement that {wrong}"));
+        }
+    }
+
+    /// Nothing is started by a node that was told that nothing is claimed for it there, and has not claimed it since.
+    pub(super) fn look_at_told(&mut self, world: &World, node: NodeId, instance: InstanceId) {
+        let told = self.known(instance).told_unclaimed;
+        let holds = consumer(world, instance)
+            .is_some_and(|record| !record["allocations"][node.to_string()].is_null());
+        if told == Some(node) && !holds {
+            self.found(format!(
+                "{instance} was started on {node}, which was told that nothing is claimed for it there"
+            ));
+        }
+    }
+
+    /// An agent that comes up has as much reserved as the guests that are there take of which it was told that they are not counted.
+    pub(super) fn look_at_reserve(&mut self, world: &World, actor: Actor, key: &str) {
+        let Actor::Agent(node, _) = actor else { return };
+        if key != world.keys.alive(node) || !self.came_up.insert(actor) {
+            return;
+        }
+        let Some((era, counted)) = self.counted.get(&actor) else { return };
+        let Some(computer) = world.computers.iter().find(|computer| computer.node == node) else { return };
+        let is_sure = |known: &Known| {
+            let harmed = known.disturbed || known.record_lost || known.record_garbled || known.extended;
+            known.wrote && !(known.is_volume || known.wished_away || harmed)
+        };
+        let missed =
+            self.known.iter().filter(|(instance, known)| is_sure(known) && !counted.contains(instance));
+        let taken: u64 = missed
+            .filter(|(instance, _)| consumer(world, **instance).is_none())
+            .filter_map(|(instance, _)| Some(size(computer, *instance)?.vcpus))
+            .sum();
+        let offered = offered_by(world, node, "VCPU");
+        if *era == world.era() && taken > 0 && offered + taken as f64 > PROCESSORS as f64 {
+            self.found(format!(
+                "{node} came up and gives out {offered} processors, of which its guests that are not counted take {taken}"
+            ));
         }
     }
 

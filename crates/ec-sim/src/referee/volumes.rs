@@ -10,7 +10,7 @@ use ec_model::{
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
 
-use super::{Referee, observed};
+use super::{Referee, disk_bytes, observed};
 use crate::{
     door::content,
     node::Computer,
@@ -77,6 +77,7 @@ impl Referee {
             if record.assigned.is_some() && !self.restored && before.is_some() && root != before {
                 self.found(format!("{actor} wrote that {} boots from another disk", record.instance));
             }
+            self.look_at_given(world, actor, &record, old);
             let wanted = wanted(world);
             for volume in record.volumes.iter().map(|has| has.volume) {
                 if wanted.get(&volume).is_some_and(|machines| machines.len() > 1) {
@@ -100,6 +101,33 @@ impl Referee {
         self.look_at_elsewhere(world, actor, node, volume);
         if let Some(holder) = self.holder(world, volume, None) {
             self.found(format!("{actor} asked for the end of {volume}, which {holder} has"));
+        }
+    }
+
+    /// No machine is to have from now on what is being made anew.
+    fn look_at_given(&mut self, world: &World, actor: Actor, machine: &Instance, old: Option<&KeyValue>) {
+        let before = old.and_then(|old| decode::<Instance>(&old.value).ok());
+        let had = |volume: InstanceId| {
+            before.iter().flat_map(|record| &record.volumes).any(|has| has.volume == volume)
+        };
+        for volume in machine.volumes.iter().map(|has| has.volume).filter(|volume| !had(*volume)) {
+            let known = self.known(volume);
+            let node = content(world, &world.keys.instance(volume))
+                .and_then(|pair| decode::<Instance>(&pair.value).ok())
+                .and_then(|record| record.node());
+            let Some(node) = node.filter(|_| !(self.restored || known.status_lost)) else { continue };
+            let wished = content(world, &world.keys.request(node, volume))
+                .and_then(|pair| decode::<Request>(&pair.value).ok())
+                .and_then(|request| request.rebuild);
+            let told = content(world, &world.keys.status(node, volume))
+                .and_then(|pair| decode::<Status>(&pair.value).ok())
+                .and_then(|status| status.rebuilt);
+            if wished.map(|wish| wish.wished_at) > told.map(|told| told.wished_at) {
+                let machine = machine.instance;
+                self.found(format!(
+                    "{actor} wrote that {machine} is to have {volume}, which is being made anew"
+                ));
+            }
         }
     }
 
@@ -208,6 +236,12 @@ impl Referee {
         let is_known = status.as_ref().is_some_and(|status| status.observed_generation >= request.generation);
         let given_up = status.and_then(|status| status.rebuilt).filter(|told| told.failed.is_some());
         let is_given_up = given_up.is_some_and(|told| Some(told.wished_at) == wished_at);
+        let asked = request.spec.as_ref().and_then(|spec| spec.resources.get("DISK_GB").copied());
+        let computer = world.computers.iter().find(|computer| computer.node == node);
+        let bytes = computer.and_then(|computer| disk_bytes(computer, instance));
+        if what == Operation::CreateVolume && bytes > asked.map(|gb| gb << 30) {
+            self.found(format!("{instance} was made with {bytes:?} bytes, and {asked:?} GiB are asked for"));
+        }
         let known = self.known.entry(instance).or_default();
         if is_made {
             known.made_of = wished_at.filter(|_| is_known);
