@@ -1,13 +1,19 @@
 //! What can be done to a cluster: by the nemesis, who rolls dice for it, and by a scenario, which knows when.
 
+use std::{sync::Arc, time::Duration};
+
 use ec_hypervisor::{End, Hypervisor, Pause};
 use ec_model::{Desired, Instance, InstanceId, Request, RunState, Trouble, TroubleKind, decode};
 use ec_store::{Backup, Store, Txn};
+use tokio::time::sleep;
+use uuid::Uuid;
 
 use crate::{
     door::content,
-    node::Computer,
+    life::Life,
+    node::{Computer, PROCESSORS},
     referee::observed,
+    way::Way,
     world::{Actor, World},
 };
 
@@ -34,6 +40,28 @@ pub(crate) fn mend_records(world: &World, computer: &Computer) {
     for instance in computer.mend_records() {
         world.judge(|referee, _| referee.record_touched(instance));
     }
+}
+
+/// Somebody else who uses placement takes all processors of a computer that are free, for so long.
+pub(crate) async fn take_room(world: &Arc<World>, computer: &Computer, time: Duration) {
+    let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
+    let (consumer, node) = (InstanceId::new(Uuid::from_u128(world.any())), computer.node);
+    let mut taken = PROCESSORS;
+    while taken > 0 {
+        let amounts = [(node, [("VCPU".to_owned(), taken)].into())].into();
+        if placement.claim_exact(consumer, &amounts, "others", "others").await.is_ok() {
+            break;
+        }
+        taken -= 1;
+    }
+    say(world, format!("others take {taken} processors of {} for {time:?}", name(computer)));
+    // Whether or not they were told: what is lost on its way may arrive.
+    tokio::spawn(async move {
+        sleep(time).await;
+        while placement.release(consumer).await.is_err() {
+            sleep(Duration::from_secs(1)).await;
+        }
+    });
 }
 
 /// As an operator ends it, who starts it again.

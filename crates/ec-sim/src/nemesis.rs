@@ -245,6 +245,9 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::Restore => match backup.take() {
             None => *backup = Some(acts::back_up(world)),
             Some(older) => {
+                if world.chance(40) {
+                    start_anew(world).await;
+                }
                 // Who does not see it happen comes back when the other history is as long as its own.
                 match any_program(world, &computer) {
                     (who, _) if world.chance(40) => cut(world, who),
@@ -322,12 +325,26 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 say(world, format!("deletes the claim of {guest}"));
                 world.judge(|referee, _| referee.claim_lost(guest));
                 placement.release(guest).await.ok();
+                match world.pick(0..6) {
+                    0 => {
+                        acts::crash_host(world, &computer).await;
+                        start_later(world, &computer);
+                    }
+                    1 => end_somehow(world, &computer, guest),
+                    2 | 3 => {
+                        acts::take_room(world, &computer, world.millis(20_000..120_000)).await;
+                        // It looks what is claimed when it begins.
+                        if acts::kill_agent(world, &computer) {
+                            computer.start(world);
+                        }
+                    }
+                    _ => {}
+                }
             }
         }
         Ill::EndGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
-                let why = world.among(&[End::ByGuest, End::ByHand, End::Crashed]);
-                acts::end_guest(world, &computer, guest, why);
+                end_somehow(world, &computer, guest);
                 if world.chance(if world.is_sudden() { 60 } else { 20 }) {
                     crash_on(world, &computer, guest);
                 }
@@ -495,6 +512,21 @@ fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
 
 pub(crate) fn any_computer(world: &World) -> &Arc<Computer> {
     &world.computers[world.index(world.computers.len())]
+}
+
+/// Some agents are started anew, and know what they find.
+async fn start_anew(world: &Arc<World>) {
+    for computer in &world.computers {
+        if world.chance(60) && acts::kill_agent(world, computer) {
+            computer.start(world);
+        }
+    }
+    sleep(world.millis(3000..20_000)).await;
+}
+
+fn end_somehow(world: &Arc<World>, computer: &Arc<Computer>, guest: InstanceId) {
+    let why = world.among(&[End::ByGuest, End::ByHand, End::Crashed]);
+    acts::end_guest(world, computer, guest, why);
 }
 
 fn start_later(world: &Arc<World>, computer: &Arc<Computer>) {

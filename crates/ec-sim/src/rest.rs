@@ -9,12 +9,15 @@ use tokio::time::sleep;
 use crate::{heal::RESYNC, world::World};
 
 /// So long it is looked whether it does.
-const WHILE: Duration = Duration::from_secs(300);
+const WHILE: Duration = Duration::from_secs(299);
+
+/// Whoever told the last word of something may have a little left to do.
+const MOMENT: Duration = Duration::from_secs(1);
 
 /// Everything is as it is asked for; looks whether anybody does anything all the same.
 pub(crate) async fn stay_at_rest(world: &World) {
     // What says of itself that it is in trouble may be so by what was asked for before.
-    sleep(if world.has_silent_watches() { RESYNC } else { Duration::ZERO }).await;
+    sleep(if world.has_silent_watches() { RESYNC } else { MOMENT }).await;
     let mut trying = trying_on(world);
     world.judge(|referee, _| referee.rests());
     sleep(WHILE).await;

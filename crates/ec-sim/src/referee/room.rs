@@ -121,7 +121,8 @@ impl Referee {
             let instance = op.key().strip_prefix(&consumers).and_then(|text| text.parse().ok());
             let Some(instance) = instance else { continue };
             if let Op::Put { value, .. } = op {
-                self.known.entry(instance).or_default().claimed = world.elapsed().as_secs();
+                let known = self.known.entry(instance).or_default();
+                (known.claimed, known.told_unclaimed) = (world.elapsed().as_secs(), None);
                 let (was, is) = (old.as_ref().map(|old| taken(&old.value)).unwrap_or_default(), taken(value));
                 let is_less = was.iter().any(|(class, amount)| is.get(class) < Some(amount));
                 self.look_at_claim(instance, is_less);
