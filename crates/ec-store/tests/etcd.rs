@@ -113,7 +113,9 @@ async fn a_write_without_an_answer_is_unknown_and_a_read_is_unreachable() {
     let begin = Instant::now();
     let error = store.txn(Txn::new().put("/a", "2")).await.unwrap_err();
     assert!(matches!(error, StoreError::Unknown(_)), "{error}");
-    assert_unreachable(store.get("/a").await);
+    let error = store.get("/a").await.unwrap_err();
+    assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
+    assert!(error.to_string().contains("a write before this was not answered either"), "{error}");
     assert_unreachable(store.keep_alive(lease).await);
     println!("a write, a read and a renewal gave up after {:?}", begin.elapsed());
     assert!(begin.elapsed() < Duration::from_secs(10), "{:?}", begin.elapsed());
@@ -121,6 +123,11 @@ async fn a_write_without_an_answer_is_unknown_and_a_read_is_unreachable() {
     server.thaw().unwrap();
     put(&*store, "/a", "3").await;
     store.keep_alive(lease).await.unwrap();
+    // It was heard of since.
+    server.freeze().unwrap();
+    let error = store.get("/a").await.unwrap_err().to_string();
+    assert!(!error.contains("a write before this"), "{error}");
+    server.thaw().unwrap();
 }
 
 #[tokio::test]

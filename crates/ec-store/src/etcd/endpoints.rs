@@ -8,7 +8,7 @@ use std::{
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -52,6 +52,8 @@ pub(super) struct Endpoints {
     slots: Vec<Slot>,
     current: AtomicUsize,
     timeout: Duration,
+    /// Of the last write nothing was heard, nor of anything since.
+    unanswered: AtomicBool,
 }
 
 struct Slot {
@@ -132,7 +134,8 @@ impl Endpoints {
             let watches = Connection::prepare(&config, &url, true).await?;
             slots.push(Slot { requests, watches });
         }
-        Ok(Self { slots, current: AtomicUsize::new(0), timeout: config.timeout })
+        let (current, unanswered) = (AtomicUsize::new(0), AtomicBool::new(false));
+        Ok(Self { slots, current, timeout: config.timeout, unanswered })
     }
 
     /// The endpoints for messages.
@@ -207,7 +210,12 @@ impl Endpoints {
         loop {
             let until = deadline.min(Instant::now() + self.timeout);
             let failure = match self.attempt(lane, index, until, &op).await {
-                Ok(value) => return Ok(value),
+                Ok(value) => {
+                    if lane == Lane::Requests {
+                        self.unanswered.store(false, Ordering::Relaxed);
+                    }
+                    return Ok(value);
+                }
                 Err(failure) => failure,
             };
             match failure {
@@ -249,18 +257,28 @@ impl Endpoints {
         timeout_at(until, op(client, index)).await.unwrap_or_else(|_| Err(Failure::Broken(silent())))
     }
 
-    /// What the caller is told. What is safe to repeat is never reported as of unknown outcome.
+    /// What the caller is told. What is safe to repeat is never reported as of unknown outcome; but who wanted to find out what became
+    /// of a write is told that nobody knows.
     pub(super) fn error(&self, failure: Failure, repeat: Repeat) -> StoreError {
         match failure {
-            Failure::Broken(text) if repeat == Repeat::Unsafe => StoreError::Unknown(text),
+            Failure::Broken(text) if repeat == Repeat::Unsafe => {
+                self.unanswered.store(true, Ordering::Relaxed);
+                StoreError::Unknown(text)
+            }
             Failure::Full(text) if repeat == Repeat::Unsafe => StoreError::Full(text),
-            Failure::Unsent(detail) | Failure::Broken(detail) => {
+            Failure::Unsent(mut detail) | Failure::Broken(mut detail) => {
+                if self.unanswered.load(Ordering::Relaxed) {
+                    detail.push_str(UNANSWERED);
+                }
                 StoreError::Unreachable { endpoints: self.names(), detail }
             }
             failure => StoreError::Refused(text(failure)),
         }
     }
 }
+
+/// What is told besides after a write of which nothing was heard.
+const UNANSWERED: &str = ", and a write before this was not answered either: it may have been done, so look before you ask for it again";
 
 /// The text of a failure whose kind no longer matters.
 pub(super) fn text(failure: Failure) -> String {
