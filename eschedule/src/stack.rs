@@ -15,7 +15,10 @@ use std::{
 
 use ec_cloud::nameable;
 use ec_model::input;
-use ec_runtime::{config::parse, exit::Failure};
+use ec_runtime::{
+    config::{parse, without_mark},
+    exit::Failure,
+};
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{
     Deserialize, Deserializer,
@@ -272,7 +275,7 @@ impl Stack {
         let stack = said
             .0
             .ok_or_else(|| wrong("it says nothing: wanted `stack: NAME` and `instances:`".to_owned()))?;
-        let source = Source { path: path.to_owned(), text };
+        let source = Source { path: path.to_owned(), text: without_mark(&text).to_owned() };
         stack.check(&source)?;
         Ok((stack, source))
     }

@@ -82,6 +82,7 @@ fn read(path: &Path) -> io::Result<String> {
 
 /// Reads a configuration from its text; `path` is for messages.
 pub fn parse<T: DeserializeOwned + Default>(text: &str, path: &Path) -> Result<T, ConfigError> {
+    let text = without_mark(text);
     // An empty file, or one with comments only, is no mapping for the YAML reader; for people it is
     // a file that changes nothing.
     if text
@@ -102,6 +103,11 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, path: &Path) -> Result<T
         );
         ConfigError::Wrong { location, message: explain(&error.to_string()) }
     })
+}
+
+/// Without the byte order mark of an editor, which the YAML reader takes for a document of its own.
+pub fn without_mark(text: &str) -> &str {
+    text.strip_prefix('\u{feff}').unwrap_or(text)
 }
 
 /// So deep a configuration may be. The YAML reader takes the square of the depth in time.
@@ -252,6 +258,8 @@ mod tests {
     #[test]
     fn an_empty_file_means_defaults_and_a_named_one_must_exist() {
         assert!(parse::<Example>("# nothing\n---\n", Path::new("x")).unwrap().etcd.host.is_none());
+        let marked = parse::<Example>("\u{feff}etcd: {host: a}\nplacement: {}\n", Path::new("x")).unwrap();
+        assert_eq!(marked.etcd.host.as_deref(), Some("a"));
         let error = load::<Example>(Some(Path::new("/nonexistent/x.yaml")), &[]).unwrap_err();
         assert_eq!(error.to_string(), "cannot read configuration /nonexistent/x.yaml");
         assert!(load::<Example>(None, &[Path::new("/nonexistent/x.yaml")]).unwrap().path.is_none());
