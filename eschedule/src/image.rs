@@ -196,6 +196,7 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
         ImageCommand::Delete { image } => {
             let remove = async |image: &Image| remove(session, image).await;
             let deleted = ec_cloud::delete_image(cloud, &image, remove).await?;
+            tidy_copies(session).await;
             output::deleted(output, "IMAGE", &deleted.name)
         }
         ImageCommand::Set(setting) => {
@@ -365,6 +366,11 @@ async fn tidy(session: &Session) {
         }
         Err(error) => tell(&format!("eschedule: what is left of an image stays: {}", chain(&error))),
     }
+    tidy_copies(session).await;
+}
+
+/// The same of copies of disks alone.
+async fn tidy_copies(session: &Session) {
     match ec_cloud::tend_copies(&session.cloud).await {
         Ok(gone) => {
             for image in gone {

@@ -300,7 +300,6 @@ async fn an_image_is_made_of_a_disk_under_its_guest_and_killed_in_the_middle_lea
     };
     assert_eq!(copies()?, 1);
     guest.asks(&["image", "delete", "short"])?;
-    guest.asks(&["image", "list"])?;
     guest.stack.until_exactly_with(&[guest.instance], &[data, filled]).await?;
 
     // Another boots from the image, on whatever node, and stands on its own.
