@@ -95,7 +95,7 @@ impl Presence {
 #[derive(Debug, thiserror::Error)]
 #[error(
     "node {node} is already served by another agent, on host {host} (alive since {since}); this one, on host {here}, \
-     ends and touches nothing. Two machines were made from one image or one copy of the state directory: on the one \
+     ends and touches no guest. Two machines were made from one image or one copy of the state directory: on the one \
      that is not to be {node}, remove the file {uuid_file} (its guests, if it has any, stay as they are)"
 )]
 pub(crate) struct Taken {

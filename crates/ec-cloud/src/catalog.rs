@@ -80,10 +80,11 @@ pub(crate) async fn create<R: Record>(cloud: &Cloud, key: String, name: &str, re
     let txn = Txn::new().when(Compare::Absent(key.clone())).put(key.clone(), value.clone());
     match cloud.store.txn(txn).await {
         Ok(outcome) if outcome.succeeded => Ok(()),
-        Ok(_) => Err(CloudError::Refused(format!(
+        // One that nobody can read is not deleted, either.
+        Ok(_) => Err(named::<R>(cloud, &key).await.err().unwrap_or(CloudError::Refused(format!(
             "there is a {what} `{name}` already: `eschedule {what} delete {name}` takes it away",
             what = R::WHAT
-        ))),
+        )))),
         // Its time of making makes it known again.
         Err(error @ StoreError::Unknown(_)) => match cloud.store.get(&key).await?.0 {
             Some(pair) if pair.value == value => Ok(()),

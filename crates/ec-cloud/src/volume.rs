@@ -424,10 +424,13 @@ async fn free_to_boot(cloud: &Cloud, disk: &Known, wanted: Option<InstanceId>) -
     let Some(holder) = record.record.attached.filter(|holder| Some(*holder) != wanted) else {
         return Ok(Vec::new());
     };
-    let compares = lost_by(cloud, holder, volume).await?;
-    compares.ok_or_else(|| {
-        refused(format!("instance {holder} has it: detach it there, or destroy that instance"))
-    })
+    match lost_by(cloud, holder, volume).await? {
+        Some(compares) => Ok(compares),
+        None => {
+            let way = way_off(cloud, holder, volume).await;
+            Err(refused(format!("instance {holder} has it: {way}")))
+        }
+    }
 }
 
 /// Adds to a transaction by which a machine is asked for again that it is to have these volumes: its guest has them, and
@@ -688,15 +691,20 @@ pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<
         None => holder_of(cloud, disk.instance).await?.map(|(holder, _)| holder),
     };
     let (volume, Some(holder)) = (disk.instance, holder) else { return Ok(()) };
+    let way = way_off(cloud, holder, volume).await;
+    Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
+}
+
+/// How a machine that has a volume comes to have it no more.
+async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'static str {
     let device = match find(cloud, holder).await {
         Ok(Found::Placed(machine)) => holds(&machine, volume),
         _ => None,
     };
-    let way = match device {
-        Some(device) if device == Attachment::ROOT => "boots from it, and has it until it is destroyed",
+    match device {
+        Some(device) if device == Attachment::ROOT => "it boots from it, and has it until it is destroyed",
         _ => "`eschedule volume detach` takes it away first",
-    };
-    Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
+    }
 }
 
 /// A volume, and all that is known of it.

@@ -363,8 +363,9 @@ async fn watch_key<T>(
     loop {
         let change = tokio::time::timeout_at(deadline, changes.recv()).await.map_err(|_| {
             CloudError::TimedOut(format!(
-                "not done after {} s; it goes on, `eschedule list` shows how far it is",
-                timeout.as_secs()
+                "not done after {} s; it goes on, `eschedule show {}` shows how far it is",
+                timeout.as_secs(),
+                key.rsplit('/').next().unwrap_or_default()
             ))
         })?;
         let answer = match change {
