@@ -347,6 +347,9 @@ fn how(facts: &Facts, why: End) -> &'static str {
     }
 }
 
+/// What is told of one that is well besides.
+const UNREAD: &str = "its node's record of it cannot be read, so it is given no metadata: mend the file in `instances` of the agent's state directory, or delete it, and it is written anew";
+
 /// A guest that runs is ready when it has an address; one that runs from its rescue disk at once, since nobody knows
 /// what that is to be.
 fn ready(facts: &Facts, limits: &Limits) -> Option<Plan> {
@@ -365,9 +368,10 @@ fn ready(facts: &Facts, limits: &Limits) -> Option<Plan> {
         return (!status.has_address).then_some(waits);
     }
     if status.has_address {
-        let told = status.state == State::Active && status.reason.is_none();
-        return (!told)
-            .then(|| Plan::run(vec![Announce(State::Active, None)], "it runs and has its address"));
+        let reason = (facts.record == RecordFacts::Unreadable).then_some(UNREAD);
+        let told = status.state == State::Active && status.reason.as_deref() == reason;
+        let announce = Announce(State::Active, reason.map(str::to_owned));
+        return (!told).then(|| Plan::run(vec![announce], "it runs and has its address"));
     }
     if facts.searched < limits.address {
         return Some(match status.state {

@@ -55,8 +55,9 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
             if is_unwanted || is_taken_back || is_forgotten {
                 return Some(leave(facts));
             }
-            // An etcd that was put back in its midst knows nothing of the wish.
-            if rescue_begun && rescued.is_none() && facts.rescue.wished.is_none() {
+            // An etcd that was put back in its midst knows nothing of the wish; or it was given up while nobody could read the record.
+            let is_over = facts.rescue.wished.is_none() || facts.rescue_was_given_up();
+            if rescue_begun && rescued.is_none() && is_over {
                 return Some(Plan::run(
                     vec![LeaveRescue],
                     "sweeping a rescue disk that nobody wishes any more",

@@ -52,6 +52,9 @@ enum Expect {
 
 use Expect::{Asks, Fails, Runs, Settled, Tells, Told, Waits};
 
+/// Of a guest that is well besides.
+const UNREAD: Expect = Tells(State::Active, "its node's record of it cannot be read", &[]);
+
 fn holds(facts: &Facts, expected: &Expect) {
     let next = plan(facts, &LIMITS).next;
     let as_expected = match (expected, &next) {
@@ -172,6 +175,7 @@ fn what_ran_is_kept_and_the_first_thing_that_is_wrong_with_it_is_made_good() {
         (absent(well()), Runs(&[KeepRecord])),
         (absent(seen(None, true, false)), Runs(&[KeepRecord])),
         (absent(seen(RUNS, false, false)), Runs(&[KeepRecord])),
+        (without(RecordFacts::Unreadable, well()), UNREAD),
         (absent(seen(None, false, false)), Tells(State::Error, "its disk is gone", &[])),
         (seen(RUNS, true, true), persisted()),
         (seen(paused, true, true), persisted()),

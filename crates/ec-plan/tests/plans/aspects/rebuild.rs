@@ -122,7 +122,7 @@ fn of_a_record_that_cannot_be_read_nothing_is_made_and_that_is_told_once() {
         record: RecordFacts::Unreadable,
         ..rebuilds(Some(1), None, told, State::Active, RUNS)
     };
-    all([(unread(None), Runs(&[Reread, NoteRebuild])), (unread(Some(1)), Settled)]);
+    all([(unread(None), Runs(&[Reread, NoteRebuild])), (unread(Some(1)), UNREAD)]);
     let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
     all([(absent, Runs(&[KeepRecord]))]);
 }
@@ -152,6 +152,6 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
         (tells(one, other), Runs(&[KeepIntent])),
         (tells(one, 0), Runs(&[KeepIntent])),
         (tells(one, one), Settled),
-        (Facts { record: RecordFacts::Unreadable, ..tells(0, one) }, Settled),
+        (Facts { record: RecordFacts::Unreadable, ..tells(0, one) }, UNREAD),
     ]);
 }

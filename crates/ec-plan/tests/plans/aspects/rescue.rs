@@ -125,6 +125,8 @@ fn a_rescue_disk_that_was_begun_goes_where_nobody_wishes_one() {
     all([
         (facts(None, None, None, State::Active, RUNS), Runs(&[LeaveRescue])),
         (facts(None, None, None, State::Stopped, ENDED), Runs(&[LeaveRescue])),
+        // Given up while nobody could read the record.
+        (facts(Some(1), None, FAILED, State::Active, RUNS), Runs(&[LeaveRescue])),
         // It is wished, or was, and in force.
         (
             facts(Some(1), None, None, State::Active, RUNS),
@@ -217,7 +219,7 @@ fn a_wish_that_failed_is_told_once_and_the_guest_is_as_it_was() {
 fn of_a_record_that_cannot_be_read_nothing_is_done_and_that_is_told_once() {
     let unread =
         |told| Facts { record: RecordFacts::Unreadable, ..rescues(Some(1), None, told, State::Active, RUNS) };
-    all([(unread(None), Runs(&[Reread, NoteRescue])), (unread(FAILED), Settled)]);
+    all([(unread(None), Runs(&[Reread, NoteRescue])), (unread(FAILED), UNREAD)]);
     let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
     all([(absent, Runs(&[KeepRecord]))]);
 }

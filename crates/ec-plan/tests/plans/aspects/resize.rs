@@ -209,7 +209,7 @@ fn what_failed_is_told_also_where_an_older_etcd_says_that_it_was_done() {
         (says(true, 1, read(at(0))), Runs(&[NoteResize])),
         (says(false, 1, read(None)), Settled),
         (says(true, 2, read(None)), Settled),
-        (says(true, 1, unread), Settled),
+        (says(true, 1, unread), UNREAD),
     ]);
     // Also while it is rescued, when nothing else is done about its size.
     let rescued = |mut facts: Facts| {
