@@ -373,7 +373,8 @@ pub(crate) fn set(
     let domain = ours(connect, node, instance)?;
     if domain.has_managed_save(0)? {
         return Err(CallError::Refused(
-            "the guest's memory is saved, and goes on with the volumes that it had".into(),
+            "the guest's memory is saved, and goes on with the volumes that it had: `eschedule resume` lets it"
+                .into(),
         ));
     }
     let mut documents = Vec::new();

@@ -7,8 +7,11 @@
 //!                                                over
 //! is paused          let go on                   the same                   noted        the same
 //! does not run       STARTING, started           noted: STOPPED             noted: STOPPED, it did not run any more
-//! is saved           started, from there         noted: SUSPENDED           noted: SUSPENDED
+//! is saved           started, from there         the same, and then ended   the same, then   noted: SUSPENDED
+//!                                                                            halted
 //! ```
+//!
+//! Saved though something else is wished it is where a call to save it that nobody waited for came to its end later.
 
 use std::time::Duration;
 
@@ -39,13 +42,17 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
         (Power::Running, RunState::Running) => Plan::run(vec![came_up(facts)], "it runs, as is wanted"),
         // Without its disk it cannot; that is told.
         (Power::Running, _) if !facts.observed.volume => return None,
+        (Power::Stopped | Power::Paused, RunState::Saved) if !facts.observed.volume => return None,
         // Said before, since of one that runs again nobody could tell any more that it lost its memory.
         (Power::Running, RunState::Ended(_)) if state(facts) == Some(State::Suspended) => {
             kept::forgotten(facts)
         }
         (Power::Running, _) => start_again(facts),
         (Power::Stopped, _) if up => end(facts, State::Stopping),
-        (_, RunState::Saved) => done(State::Suspended, None, "its memory lies on the node's disk"),
+        (Power::Stopped | Power::Paused, RunState::Saved) => start_again(facts),
+        (Power::Suspended, RunState::Saved) => {
+            done(State::Suspended, None, "its memory lies on the node's disk")
+        }
         (Power::Stopped, _) => {
             done(State::Stopped, ended_hard(facts, domain), "it does not run, as is wanted")
         }

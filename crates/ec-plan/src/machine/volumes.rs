@@ -18,10 +18,10 @@ use crate::{Facts, Limits};
 /// What cannot be is tried again at the next look after so long.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// Memory that was saved goes on with the volumes that its guest had, and a rescued guest has none of them.
+/// A rescued guest has none of them.
 pub(super) fn volumes(facts: &Facts, _: &Limits) -> Option<Plan> {
     known(facts)?;
-    if matches!(facts.observed.domain, None | Some(RunState::Saved)) || facts.boots_elsewhere() {
+    if facts.observed.domain.is_none() || facts.boots_elsewhere() {
         return None;
     }
     // Once it ended: what is told of one that is up would look as if the start after that had begun.
@@ -33,6 +33,8 @@ pub(super) fn volumes(facts: &Facts, _: &Limits) -> Option<Plan> {
         return (facts.volumes.told != Some(facts.volumes.wanted))
             .then(|| Plan::run(vec![NoteVolumes], "telling which volumes it has"));
     }
-    let is_too_early = facts.volumes.failed.is_some_and(|ago| ago < AGAIN);
+    // Memory that was saved goes on with the volumes that its guest had: that is told, and changes when it goes on.
+    let pause = if facts.observed.domain == Some(RunState::Saved) { Duration::MAX } else { AGAIN };
+    let is_too_early = facts.volumes.failed.is_some_and(|ago| ago < pause);
     (!is_too_early).then(|| Plan::run(vec![SetVolumes], "giving it the volumes that it is to have"))
 }

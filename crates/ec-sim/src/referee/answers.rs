@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ec_cloud::Verb;
 use ec_hypervisor::{Observed, RunState};
-use ec_model::{InstanceId, Status};
+use ec_model::{InstanceId, State, Status};
 
 use super::{Referee, observed};
 use crate::world::World;
@@ -75,7 +75,9 @@ impl Referee {
         let is_later = told.power_generation > generation;
         let excused = known.disturbed || known.by_hand || known.status_lost || known.request_lost;
         let is_seen = |being: &Being| known.seen.get(being) >= Some(&since);
-        let was_so = wished(verb).iter().any(is_seen) && before(verb).iter().all(is_seen);
+        // Saved, it does not run, and is not where it was to be.
+        let is_saved = told.state == State::Suspended && matches!(verb, Verb::Stop(_) | Verb::Pause);
+        let was_so = !is_saved && wished(verb).iter().any(is_seen) && before(verb).iter().all(is_seen);
         if !(is_later || excused || was_so) {
             self.found(format!("{verb_name} of {instance} was told to be done, and it was never so"));
         }

@@ -113,7 +113,16 @@ fn who_shall_not_run_is_asked_again_and_again_and_ended_when_its_time_is_over() 
         (down(State::Active, End::ByHand), noted()),
         (hard(down(State::Stopping, End::ByHand)), noted()),
         (wished(Power::Stopped, State::Error, NOT_STARTED), noted()),
-        (wished(Power::Stopped, State::Suspended, SAVED), Runs(&[NotePower(State::Suspended, None)])),
+        // It was saved by a call that nobody waits for any more.
+        (wished(Power::Stopped, State::Stopping, SAVED), start()),
+        (hard(wished(Power::Stopped, State::Suspended, SAVED)), start()),
+        (
+            Facts {
+                observed: Observed { domain: SAVED, ..Observed::default() },
+                ..wished(Power::Stopped, State::Suspended, SAVED)
+            },
+            Tells(State::Error, "its disk is gone", &[]),
+        ),
         // A guest can be ended without its disk, and then that is told.
         (
             Facts { observed: Observed { volume: false, ..up(State::Error).observed }, ..up(State::Error) },
@@ -156,7 +165,7 @@ fn who_shall_be_halted_or_saved_is_and_who_does_not_run_is_stopped() {
     all([
         (pause(State::Active, RUNS), Runs(&[Halt, NotePower(State::Paused, None)])),
         (pause(State::Paused, BY_HAND), Runs(&[NotePower(State::Paused, None)])),
-        (pause(State::Suspended, SAVED), Runs(&[NotePower(State::Suspended, None)])),
+        (pause(State::Suspended, SAVED), start()),
         (suspend(State::Active, RUNS), Runs(&[Announce(State::Suspending, None), Save])),
         (suspend(State::Paused, BY_HAND), Runs(&[Announce(State::Suspending, None), Save])),
         (suspend(State::Suspending, RUNS), Runs(&[Save])),

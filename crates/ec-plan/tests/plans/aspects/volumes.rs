@@ -18,7 +18,7 @@ fn machine(wanted: u64, has: u64, told: Option<u64>, failed: Option<u64>, domain
 
 #[test]
 fn a_machine_is_given_the_volumes_that_it_is_to_have_whether_it_runs_or_not() {
-    let down = Some(RunState::Ended(End::ByHand));
+    let (down, saved) = (Some(RunState::Ended(End::ByHand)), Some(RunState::Saved));
     for domain in [RUNS, Some(RunState::Paused(Pause::ByHand)), Some(RunState::NotStarted), down] {
         all([
             (machine(7, 0, Some(0), None, domain), Runs(&[SetVolumes])),
@@ -31,8 +31,10 @@ fn a_machine_is_given_the_volumes_that_it_is_to_have_whether_it_runs_or_not() {
     }
     all([
         (machine(7, 7, Some(7), None, RUNS), Settled),
-        // Memory that was saved goes on with what it had.
-        (says(State::Suspended, machine(7, 0, Some(0), None, Some(RunState::Saved))), Told),
+        // Memory that was saved goes on with what it had, which is told once.
+        (says(State::Suspended, machine(7, 0, Some(0), None, saved)), Runs(&[SetVolumes])),
+        (says(State::Suspended, machine(7, 0, None, Some(3600), saved)), Told),
+        (says(State::Suspended, machine(7, 7, Some(7), None, saved)), Told),
         (machine(0, 0, Some(0), None, RUNS), Settled),
     ]);
 }
