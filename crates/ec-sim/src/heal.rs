@@ -313,9 +313,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed. So does
             // one whose domain and record somebody took.
+            // And one of which nothing was reserved while its agent was away, since its record was gone, too, so that its room was sold.
             // And one that another node handed over before an older etcd came, and this one had not received by then.
             (None, Some(State::Unclaimed)) => {
-                let is_unknown = restored && world.shares_storage() && !traces.record;
+                let is_unknown = restored && (world.shares_storage() || known_to_none) && !traces.record;
                 (restored || request_lost || was_revived && !wrote)
                     && (counted || is_unknown || !(wrote && !disturbed || traces.domain || traces.record))
             }
@@ -326,7 +327,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             // It never ran, or its disk was taken and then all by which one could tell that it ran: its name stays until
             // somebody destroys it, and that is all.
             (None, Some(State::Error)) => {
-                (!wrote || vanished || restored)
+                (!wrote || vanished || restored || is_volume && disturbed && request_lost)
                     && !traces.claim
                     && !traces.domain
                     && !traces.volume

@@ -195,7 +195,7 @@ pub(crate) struct Referee {
     pub(crate) restored: bool,
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
     pub(crate) claims_lost: bool,
-    /// For whom something is claimed of its node, as an agent was told last, and in which etcd.
+    /// For whom something is claimed of its node, as an agent was told, and in which etcd.
     counted: BTreeMap<Actor, (u64, BTreeSet<InstanceId>)>,
     /// Starts of agents that were alive.
     came_up: BTreeSet<Actor>,

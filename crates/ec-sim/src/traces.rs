@@ -362,8 +362,10 @@ pub(crate) fn is_kept_free(world: &World, traces: &Traces) -> bool {
     let takes = |one| vcpus(here.and_then(|here| size(here, one)));
     let is_machine = |one: &InstanceId| !world.judge(|referee, _| referee.known(*one).is_volume);
     let names = records.keys().filter(|name| !counted.contains(*name)).filter_map(|name| name.parse().ok());
-    let uncounted: f64 = names.filter(is_machine).map(takes).sum();
     let own = vcpus(traces.size);
+    // One whose record somebody took is among them, too.
+    let unrecorded = if traces.record { 0.0 } else { own };
+    let uncounted = names.filter(is_machine).map(takes).sum::<f64>() + unrecorded;
     let all = PROCESSORS as f64;
     let without_it = all - ((uncounted - own) / ratio).ceil() * ratio;
     // A lock that came back with an older etcd is an operator's for all that its agent knows.

@@ -3,7 +3,9 @@
 //! The state of placement is the same as long as its clock in etcd is. So where nobody wrote between a question and its answer,
 //! the answer has to be what lies in etcd, whichever replica gave it and however far that had come.
 
-use ec_model::{InstanceId, NodeId};
+use std::collections::BTreeSet;
+
+use ec_model::{InstanceId, NodeId, State, Status, decode};
 use ec_placement_client::{Answer, Request};
 use ec_store::{KeyValue, Op, Revision, Txn};
 use serde_json::Value;
@@ -171,7 +173,12 @@ impl Referee {
                 let ids = all.iter().filter_map(|pair| pair.key.rsplit('/').next()?.parse().ok());
                 let is: Vec<InstanceId> = ids.filter(holds).collect();
                 if status == 200 {
-                    self.counted.insert(actor, (world.era(), told.iter().copied().collect()));
+                    // What was counted when it began it need not reserve.
+                    let counted = self.counted.entry(actor).or_default();
+                    if counted.0 != world.era() {
+                        *counted = (world.era(), BTreeSet::new());
+                    }
+                    counted.1.extend(told.iter().copied());
                 }
                 let differ =
                     is.iter().find(|one| !told.contains(one)).or(told.iter().find(|one| !is.contains(one)));
@@ -214,8 +221,14 @@ impl Referee {
         };
         let missed =
             self.known.iter().filter(|(instance, known)| is_sure(known) && !counted.contains(instance));
+        // Once it is told of as UNCLAIMED it is being counted, and what was reserved for it is given free for that.
+        let is_told = |instance: InstanceId| {
+            let status = content(world, &world.keys.status(node, instance));
+            let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+            status.is_some_and(|status| status.state == State::Unclaimed)
+        };
         let taken: u64 = missed
-            .filter(|(instance, _)| consumer(world, **instance).is_none())
+            .filter(|(instance, _)| consumer(world, **instance).is_none() && !is_told(**instance))
             .filter_map(|(instance, _)| Some(size(computer, *instance)?.vcpus))
             .sum();
         let offered = offered_by(world, node, "VCPU");
