@@ -311,9 +311,13 @@ down() {
   fi
   mkdir -p "$RUN"
   # By the programs that the demo was begun with.
-  local BIN=${GIVEN:-$(cat "$RUN/bin" 2>/dev/null || echo "$BIN")}
+  local BIN=$BIN
+  # One that an earlier release began, or that was interrupted at once, has no note of them.
+  if [ -z "$GIVEN" ] && [ -e "$RUN/bin" ]; then BIN=$(<"$RUN/bin"); fi
   # The proper way first: ask, and let the agent do it.
-  if [ -x "$BIN/eschedule" ] && alive ecompute && alive etcd && alive eplacement; then
+  if [ ! -x "$BIN/eschedule" ]; then
+    echo "demo: $BIN/eschedule is missing: will remove all guests by hand" >&2
+  elif alive ecompute && alive etcd && alive eplacement; then
     local instance
     for instance in $(eschedule -o json list | sed -n 's/^ *"instance": "\(.*\)",*/\1/p'); do
       eschedule destroy --wait --timeout 60 "$instance" || echo "demo: will remove $instance by hand" >&2
