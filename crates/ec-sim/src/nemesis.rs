@@ -246,7 +246,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
             None => *backup = Some(acts::back_up(world)),
             Some(older) => {
                 if world.chance(40) {
-                    start_anew(world).await;
+                    start_some_anew(world).await;
                 }
                 // Who does not see it happen comes back when the other history is as long as its own.
                 match any_program(world, &computer) {
@@ -314,9 +314,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::LoseSign => {
             let keys = &world.keys;
             let signs = [keys.agent(computer.node), keys.alive(computer.node), keys.node(computer.node)];
-            if let Some(sign) = world.one_of(&signs) {
-                acts::delete_key(world, sign).await;
-            }
+            acts::delete_key(world, world.among(&signs.each_ref().map(String::as_str))).await;
         }
         Ill::LoseClaim => {
             if let Some(guest) = any_guest(world, &computer).await
@@ -334,9 +332,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                     2 | 3 => {
                         acts::take_room(world, &computer, world.millis(20_000..120_000)).await;
                         // It looks what is claimed when it begins.
-                        if acts::kill_agent(world, &computer) {
-                            computer.start(world);
-                        }
+                        start_anew(world, &computer);
                     }
                     _ => {}
                 }
@@ -514,11 +510,17 @@ pub(crate) fn any_computer(world: &World) -> &Arc<Computer> {
     &world.computers[world.index(world.computers.len())]
 }
 
+fn start_anew(world: &Arc<World>, computer: &Arc<Computer>) {
+    if acts::kill_agent(world, computer) {
+        computer.start(world);
+    }
+}
+
 /// Some agents are started anew, and know what they find.
-async fn start_anew(world: &Arc<World>) {
+async fn start_some_anew(world: &Arc<World>) {
     for computer in &world.computers {
-        if world.chance(60) && acts::kill_agent(world, computer) {
-            computer.start(world);
+        if world.chance(60) {
+            start_anew(world, computer);
         }
     }
     sleep(world.millis(3000..20_000)).await;

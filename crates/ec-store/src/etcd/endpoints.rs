@@ -225,6 +225,7 @@ impl Endpoints {
                     continue;
                 }
                 Failure::Broken(_) if repeat == Repeat::Unsafe => {
+                    self.unanswered.store(true, Ordering::Relaxed);
                     self.leave(index);
                     return Err(failure);
                 }
@@ -261,10 +262,7 @@ impl Endpoints {
     /// of a write is told that nobody knows.
     pub(super) fn error(&self, failure: Failure, repeat: Repeat) -> StoreError {
         match failure {
-            Failure::Broken(text) if repeat == Repeat::Unsafe => {
-                self.unanswered.store(true, Ordering::Relaxed);
-                StoreError::Unknown(text)
-            }
+            Failure::Broken(text) if repeat == Repeat::Unsafe => StoreError::Unknown(text),
             Failure::Full(text) if repeat == Repeat::Unsafe => StoreError::Full(text),
             Failure::Unsent(mut detail) | Failure::Broken(mut detail) => {
                 if self.unanswered.load(Ordering::Relaxed) {
