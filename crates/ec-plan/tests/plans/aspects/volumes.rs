@@ -64,10 +64,21 @@ fn what_a_machine_cannot_have_holds_nothing_up() {
         let power = PowerFacts { pending, anew, ..PowerFacts::default() };
         holds(&Facts { power, ..machine(7, 0, Some(0), None, RUNS) }, &Runs(&[SetVolumes]));
     }
-    let rescued = failed(RUNS);
-    let rescued = Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued };
-    let Next::Run(effects) = plan(&rescued, &LIMITS).next else { panic!("it is ended") };
-    assert!(!effects.contains(&SetVolumes) && !effects.contains(&NoteVolumes), "{effects:?}");
+}
+
+#[test]
+fn a_machine_that_is_rescued_or_gone_is_given_no_volumes() {
+    for has in [0, 7] {
+        let rescued = machine(7, has, Some(0), None, RUNS);
+        let rescued = Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued };
+        let Next::Run(effects) = plan(&rescued, &LIMITS).next else { panic!("it is ended") };
+        assert!(!effects.contains(&SetVolumes) && !effects.contains(&NoteVolumes), "{effects:?}");
+    }
+    // Without its disk it is not defined again.
+    let gone = machine(7, 0, Some(0), None, None);
+    let gone = Facts { observed: Observed { volume: false, ..gone.observed }, ..gone };
+    let next = plan(&gone, &LIMITS).next;
+    assert!(!matches!(&next, Next::Run(effects) if effects.contains(&SetVolumes)), "{next:?}");
 }
 
 fn at(second: u64) -> Option<Timestamp> {
