@@ -664,9 +664,16 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
 pub(crate) struct Other {
     #[serde(default)]
     kind: Workload,
-    /// The volumes that it is to have.
+    /// The volumes that it is to have; and then those that its agent tells it has still.
     #[serde(default)]
     pub(crate) volumes: Vec<Attachment>,
+}
+
+/// And of its status.
+#[derive(Deserialize)]
+struct OtherTold {
+    #[serde(default)]
+    volumes: Vec<Attachment>,
 }
 
 /// Of this kind, with their records; and what there is of other kinds.
@@ -699,8 +706,13 @@ pub(crate) async fn list_of(
     for (which, pair, lies) in asked.chain(told) {
         let Ok(lies) = lies else { continue };
         listed.insert(lies.1);
-        if !others.contains_key(&lies.1) {
-            both.entry(lies).or_default()[which] = Some(pair);
+        match others.get_mut(&lies.1) {
+            None => both.entry(lies).or_default()[which] = Some(pair),
+            Some(other) if which == 1 => {
+                let told = decode_part::<Status, OtherTold>(&pair.value);
+                other.volumes.extend(told.map(|told| told.volumes).unwrap_or_default());
+            }
+            Some(_) => {}
         }
     }
     // Of every kind: what a killed command left is taken away whoever looks.

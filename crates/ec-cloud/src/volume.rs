@@ -721,8 +721,13 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
         Found::Placed(known) => known.record_as_made(),
         Found::Unplaced(record, _) => Some(*record),
     };
+    let attached = match &record {
+        Some(record) => record.attached,
+        // Of one that etcd lost only machines tell.
+        None => holder_of(cloud, volume).await?.map(|(holder, _)| holder),
+    };
     let mut holder = None;
-    if let Some(attached) = record.as_ref().and_then(|record| record.attached) {
+    if let Some(attached) = attached {
         holder = match find(cloud, attached).await {
             Ok(Found::Placed(machine)) => holds(&machine, volume).map(|device| (attached, device)),
             Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,
@@ -738,15 +743,17 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
 /// etcd does not answer.
 pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
     let (views, machines) = list_of(cloud, Workload::Volume).await?;
-    // Which machine has which, by what is wanted: what an agent has yet to take away is seen of one volume alone.
-    let mut holders: HashMap<InstanceId, (InstanceId, String)> = HashMap::new();
+    let mut holders: HashMap<InstanceId, Vec<(InstanceId, String)>> = HashMap::new();
     for (machine, it) in machines {
         for Attachment { volume, device } in it.volumes {
-            holders.insert(volume, (machine, device));
+            holders.entry(volume).or_default().push((machine, device));
         }
     }
     let told_of_one = |mut view: View| {
-        let (record, holder) = (view.record.take(), holders.get(&view.instance).cloned());
+        let (record, holders) = (view.record.take(), holders.get(&view.instance));
+        // Its record names the one that has it; of one that etcd lost only machines tell.
+        let is_it = |machine| record.as_ref().is_none_or(|record| record.attached == Some(machine));
+        let holder = holders.and_then(|all| all.iter().find(|(machine, _)| is_it(*machine))).cloned();
         told(view, record.as_deref(), holder)
     };
     Ok(views.into_iter().map(told_of_one).collect())

@@ -1,6 +1,6 @@
 //! What is taken from somebody is what was meant when it was asked for: who changed it since has spared it.
 
-use ec_model::input::LabelSelector;
+use ec_model::{Status, input::LabelSelector};
 
 use super::*;
 use ec_plan::verbs::Change;
@@ -131,6 +131,28 @@ async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
     let listed = crate::volumes(&cloud).await.unwrap();
     assert_eq!(listed.len(), 2);
     assert!(listed.iter().all(|view| view.instance == Some(made.instance)), "{listed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in_use() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let volume = world.volume("data").await;
+    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    world.active(made, "machine").await;
+    attach(&cloud, volume, made.instance, None).await.unwrap();
+    let key = world.keys.status(made.node, made.instance);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let has = Status { volumes: vec![Attachment { volume, device: "vdb".to_owned() }], ..status.clone() };
+    memory.txn(Txn::new().put(key.clone(), encode(&has))).await.unwrap();
+    detach(&cloud, volume, None).await.unwrap();
+    for (status, instance) in [(has, Some(made.instance)), (status, None)] {
+        memory.txn(Txn::new().put(key.clone(), encode(&status))).await.unwrap();
+        let (one, listed) =
+            (crate::volume(&cloud, volume).await.unwrap(), crate::volumes(&cloud).await.unwrap());
+        assert_eq!((one.instance, &one.device), (instance, &instance.map(|_| "vdb".to_owned())));
+        assert_eq!(listed, [one]);
+    }
 }
 
 #[tokio::test(start_paused = true)]
