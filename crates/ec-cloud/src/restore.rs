@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
+use ec_model::{Attachment, CopyOf, Desired, ImageRef, InstanceId, Power, State, Workload};
 use ec_plan::verbs::{Verb, is_to_be_made_anew, locked};
 use tokio_util::sync::CancellationToken;
 
@@ -71,9 +71,7 @@ pub async fn restore_snapshot(
             if matches!(error, CloudError::NotFound(_)) && kept.is_some() && is_ours {
                 asker.ask(snapshot, Verb::Unlock).await?;
             }
-            return Err(
-                error.and(format!("`eschedule run NAME --image volume:{name}` boots another from it"))
-            );
+            return Err(error.and(boots_another(&name)));
         }
     };
     let mut held = Held::of(name, instance, &machine)?;
@@ -93,12 +91,29 @@ pub async fn restore_snapshot(
     match restored {
         Ok(()) if is_ours => let_go(&asker, snapshot, kept).await,
         Ok(()) => Ok(()),
+        Err(error) if held.is_begun && is_doomed(cloud, instance).await => {
+            let error = error.and(boots_another(&held.snapshot));
+            if is_ours { let_go(&asker, snapshot, kept).await.and(Err(error)) } else { Err(error) }
+        }
         Err(error) if held.is_begun => Err(error.and(format!(
             "not all of {instance} is restored: run `eschedule snapshot restore {}` again",
             held.snapshot
         ))),
         // It is as it was, and so is the snapshot.
         Err(error) => let_go(&asker, snapshot, kept).await.and(Err(error)),
+    }
+}
+
+/// What helps where there is nothing any more that could be restored.
+fn boots_another(snapshot: &str) -> String {
+    format!("`eschedule run NAME --image volume:{snapshot}` boots another from it")
+}
+
+/// Whether somebody destroyed it meanwhile.
+async fn is_doomed(cloud: &Cloud, instance: InstanceId) -> bool {
+    match find_placed(cloud, instance).await {
+        Ok(machine) => machine.request.record().is_some_and(|request| request.desired == Desired::Destroyed),
+        Err(error) => matches!(error, CloudError::NotFound(_)),
     }
 }
 
