@@ -4,7 +4,9 @@
 use std::{cell::RefCell, time::Duration};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot, snapshot_of};
+use ec_cloud::{
+    CloudError, NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot, snapshot_of,
+};
 use ec_plan::verbs::Verb;
 use ec_runtime::exit::{Failure, tell};
 
@@ -89,7 +91,7 @@ pub(crate) struct Restore {
     grace: u32,
 
     /// Stop waiting for one of the steps after so many seconds (exit code 1; what is under way goes on)
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(1..=86400))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, value_parser = clap::value_parser!(u64).range(..=86400))]
     timeout: u64,
 }
 
@@ -138,7 +140,14 @@ pub(crate) async fn snapshot(
 
 async fn known(session: &Session, text: &str) -> Result<VolumeView, Failure> {
     let cloud = &session.cloud;
-    let view = ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await?;
+    let view = async { ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await };
+    let view = view.await.map_err(|error| match error {
+        CloudError::NotFound(_) => CloudError::NotFound(format!(
+            "no snapshot of project `{}` is named `{text}`, nor is that one's uuid; `eschedule snapshot list` shows all",
+            cloud.project
+        )),
+        error => error,
+    })?;
     if view.snapshot {
         return Ok(view);
     }

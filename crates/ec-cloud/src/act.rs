@@ -18,7 +18,7 @@ use crate::{
     history::{Asked, last_of, note},
     image,
     intent::free,
-    lookup::{Known, Read, find_placed},
+    lookup::{Known, MENDS, Read, find_placed},
     schedule::not_understood,
     sizes::{claim, settle},
     source::{Source, kind_of},
@@ -359,7 +359,7 @@ pub(crate) fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> 
     };
     match (known.record_doc()?, &known.request) {
         (_, Read::Unreadable(why)) => Err(CloudError::Unreadable(format!(
-            "the request of {instance} cannot be read, so nothing was changed: {why}"
+            "the request of {instance} cannot be read, so nothing was changed: {why}; {MENDS}"
         ))),
         (Some(record), Read::Here(request, _)) => {
             let assigned = record.record.assigned.map(|assigned| assigned.epoch);

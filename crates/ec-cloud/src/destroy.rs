@@ -13,7 +13,7 @@ use crate::{
     history::{Asked, note_end},
     image::image_of_copy,
     intent::{STALE, sweep},
-    lookup::{Claimed, Found, Known, Read, claimed, find},
+    lookup::{Claimed, Found, Known, MENDS, Read, claimed, find},
     select::in_words,
     source::kind_of,
     storage::storage_of,
@@ -237,7 +237,7 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
         Read::Absent => (Doc::new(gone(cloud, known)), Compare::Absent(key.clone())),
         Read::Unreadable(why) => {
             return Err(CloudError::Unreadable(format!(
-                "the request of {} at {key} cannot be read, so nothing was changed: {why}; use the release that wrote it, or mend the key with etcdctl",
+                "the request of {} at {key} cannot be read, so nothing was changed: {why}; {MENDS}",
                 known.instance
             )));
         }

@@ -25,6 +25,9 @@ use crate::{
 /// So many questions at once.
 pub(crate) const CONCURRENCY: usize = 16;
 
+/// What helps where a key of an instance cannot be read.
+pub(crate) const MENDS: &str = "use the release that wrote it, or mend the key with etcdctl";
+
 /// What lies under a key.
 #[derive(Debug, Clone)]
 pub enum Read<R> {
@@ -284,7 +287,10 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
         return Ok(Found::Placed(Box::new(without_record(cloud, instance).await?)));
     };
     let record = wanted(instance, &pair.value).map_err(|why| {
-        CloudError::Unreadable(format!("key {} cannot be read: {why}; nothing was changed", pair.key))
+        CloudError::Unreadable(format!(
+            "key {} cannot be read: {why}; nothing was changed: {MENDS}",
+            pair.key
+        ))
     })?;
     match record.node() {
         Some(node) => {

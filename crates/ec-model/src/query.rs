@@ -4,7 +4,7 @@
 //! the `resources` groups. Everything else goes through untouched, and the server has the last word
 //! (OpenStack Placement API reference, "List allocation candidates").
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, num::IntErrorKind};
 
 use crate::Resources;
 
@@ -20,6 +20,14 @@ pub enum QueryError {
     /// A group's value is not a list of class and amount.
     #[error("`{part}` in `{key}` is not of the form `CLASS:AMOUNT`, for example `VCPU:1`")]
     NotAnAmount {
+        /// The group.
+        key: String,
+        /// The part in it.
+        part: String,
+    },
+    /// An amount that is no number of 64 bits.
+    #[error("`{part}` in `{key}` is more than any resource provider has")]
+    TooMuch {
         /// The group.
         key: String,
         /// The part in it.
@@ -180,10 +188,15 @@ fn amounts(key: &str, value: &str) -> Result<Vec<(String, u64)>, QueryError> {
     value
         .split(',')
         .map(|part| {
-            part.split_once(':')
-                .filter(|(class, _)| !class.is_empty())
-                .and_then(|(class, amount)| Some((class.to_owned(), amount.parse().ok()?)))
-                .ok_or_else(|| QueryError::NotAnAmount { key: key.to_owned(), part: part.to_owned() })
+            let (key, named) = (key.to_owned(), part.split_once(':').filter(|(class, _)| !class.is_empty()));
+            let Some((class, amount)) = named else {
+                return Err(QueryError::NotAnAmount { key, part: part.to_owned() });
+            };
+            match amount.parse::<u64>().map_err(|error| error.kind().clone()) {
+                Ok(amount) => Ok((class.to_owned(), amount)),
+                Err(IntErrorKind::PosOverflow) => Err(QueryError::TooMuch { key, part: part.to_owned() }),
+                Err(_) => Err(QueryError::NotAnAmount { key, part: part.to_owned() }),
+            }
         })
         .collect()
 }
@@ -239,7 +252,8 @@ mod tests {
             ("resources", "`resources` is not of the form `key=value`, for"),
             ("resources=VCPU", "`VCPU` in `resources`"),
             ("resources=VCPU:x", "`VCPU:x`"),
-            ("resources=VCPU:-1", "`VCPU:-1`"),
+            ("resources=VCPU:-1", "`VCPU:-1` in `resources` is not of the form"),
+            ("resources=VCPU:18446744073709551616", "is more than any resource provider has"),
             ("resources=:1", "`:1`"),
             ("resources=VCPU:1,", "``"),
             ("resources=VCPU:%ff", "percent-encoded"),

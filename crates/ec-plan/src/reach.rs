@@ -117,7 +117,7 @@ mod tests {
         let (there, error) = (told(State::Active, true, None), told(State::Error, true, None));
         assert_eq!(of(&volume(Desired::Active), Some(&there)), Ok(()));
         assert!(of(&volume(Desired::Active), Some(&error)).unwrap_err().contains("ERROR"));
-        assert!(of(&volume(Desired::Active), None).unwrap_err().contains("being made"));
+        assert!(of(&volume(Desired::Active), None).unwrap_err().contains("about to be made"));
         assert!(of(&volume(Desired::Destroyed), Some(&there)).unwrap_err().contains("being deleted"));
         assert!(of(&request(Desired::Active), Some(&there)).unwrap_err().contains("an instance"));
     }

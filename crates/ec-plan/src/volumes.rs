@@ -136,7 +136,10 @@ pub fn there(status: Option<&Status>) -> Result<(), String> {
             let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
             Err(format!("the volume is {state}{why}"))
         }
-        None => Err("the volume is being made".to_owned()),
+        None => Err(
+            "nothing is told of the volume: it is about to be made, or its status cannot be read; `eschedule volume show` says which"
+                .to_owned(),
+        ),
     }
 }
 
@@ -214,8 +217,8 @@ fn settled(machine: Sides<'_>) -> Result<(), String> {
     let situation = Situation::of(machine.record, machine.request, machine.status);
     let hint = match situation {
         S::Suspending | S::Suspended => "`eschedule resume` lets it go on",
-        S::Rescuing | S::Rescued | S::Unrescuing => "`eschedule unrescue` boots it from its own disk again",
-        S::Rebuilding | S::Resizing => "ask again when that is done",
+        S::Rescuing | S::Rescued => "`eschedule unrescue` boots it from its own disk again",
+        S::Unrescuing | S::Rebuilding | S::Resizing => "ask again when that is done",
         S::Building
         | S::Running
         | S::Stopping

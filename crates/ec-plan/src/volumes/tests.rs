@@ -137,7 +137,7 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
     refused(attached(&volume().with(ends), &machine(), None), "the volume is being destroyed");
     refused(attached(&volume(), &machine().with(ends), None), "the instance is being destroyed");
     refused(attached(&volume().with(moves), &machine(), None), "lies on the storage of node");
-    refused(attached(&volume().with(|one| one.status = None), &machine(), None), "being made");
+    refused(attached(&volume().with(|one| one.status = None), &machine(), None), "about to be made");
     let preparing = One::new(DISK, Workload::Volume, State::Preparing);
     refused(attached(&preparing, &machine(), None), "the volume is PREPARING");
     let suspends: fn(&mut One) = |one| one.request.power.power = ec_model::Power::Suspended;
@@ -165,7 +165,7 @@ fn a_new_machine_boots_from_a_volume_of_its_project_that_is_there() {
     assert_eq!(boots(of_project(|_| ())), Ok(()));
     refused(boots(of_project(|one| one.record.project = "q".to_owned())), "of project `q`");
     refused(boots(of_project(|one| one.record.locked = Some(String::new()))), "locked");
-    refused(boots(of_project(|one| one.status = None)), "being made");
+    refused(boots(of_project(|one| one.status = None)), "about to be made");
     refused(boots(of_project(|one| one.request.desired = Desired::Destroyed)), "being destroyed");
 }
 
@@ -231,7 +231,7 @@ fn what_nobody_is_at_and_what_stands_on_no_image_moves() {
             One::volume().with(|one| one.status.as_mut().unwrap().doing = Some("growing it".into())),
             "is being changed",
         ),
-        (One::volume().with(|one| one.status = None), "is being made"),
+        (One::volume().with(|one| one.status = None), "is about to be made"),
         (One::new(DISK, Workload::Volume, State::Error), "the volume is ERROR"),
         (One::volume().with(|one| one.request.desired = Desired::Destroyed), "is being destroyed"),
         (One::volume().with(|one| one.record.locked = Some("mine".into())), "cannot be changed"),
