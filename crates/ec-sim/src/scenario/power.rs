@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ec_cloud::Verb;
 use ec_hypervisor::{End, Operation};
-use ec_model::{InstanceId, Restart, State};
+use ec_model::{InstanceId, Restart, RunState, State};
 
 use super::{Scenario, Stage, people::SMALL, stage::Sight};
 use crate::{snag::Fate, user::Order};
@@ -44,6 +44,11 @@ pub(super) const ALL: &[Scenario] = &[
         "pause-and-suspend",
         "a user pauses a guest, lets it go on, suspends it, and resumes it; in each of them the agent is started anew",
         |stage| Box::pin(pause_and_suspend(stage)),
+    ),
+    Scenario::new(
+        "suspend-that-comes-late",
+        "a guest's memory is saved by a call that its agent waits for no more, after its user wished it stopped, or paused: it is that in the end",
+        |stage| Box::pin(late_suspend(stage)),
     ),
     Scenario::new(
         "host-reboot-as-wanted",
@@ -194,6 +199,34 @@ async fn pause_and_suspend(stage: Stage) {
         stage.fail::<()>("what is suspended is resumed, not started").await;
     }
     runs_again(&stage, guest, &Verb::Resume).await;
+}
+
+async fn late_suspend(stage: Stage) {
+    let guest = stage.ready("web").await;
+    // What was wished since takes longer than until the call comes: a pause is late itself, and a deaf guest is up still.
+    stage.node(1).hypervisor.set_deaf(true);
+    stage.snag("n1", "hypervisor Pause", Fate::IsLate(Duration::from_secs(20)));
+    for (verb, state, back) in
+        [(Verb::Pause, State::Paused, Verb::Unpause), (Verb::Stop(30), State::Stopped, Verb::Start)]
+    {
+        stage.snag("n1", "hypervisor Save", Fate::IsLate(Duration::from_secs(40)));
+        let (one, other) = (stage.user(1), stage.user(2));
+        let changed = async {
+            stage.until(guest, "being suspended", |is| is.is(State::Suspending)).await;
+            stage.pass(5).await;
+            let taken_back = other.wish(guest, &Verb::Resume).await;
+            stage.demand(taken_back.is_ok(), "the suspend is taken back").await;
+            other.wish(guest, &verb).await
+        };
+        let (_, changed) = tokio::join!(one.wish(guest, &Verb::Suspend), changed);
+        stage.demand(changed == Ok(Some(state)), &format!("it is {state}")).await;
+        let as_wished = |is: &Sight| is.is(state) && is.domain != Some(RunState::Saved) && is.is_kept();
+        stage.until(guest, "as its user wished last", as_wished).await;
+        stage.pass(60).await;
+        stage.stays(guest, 60, "as its user wished last", as_wished).await;
+        runs_again(&stage, guest, &back).await;
+    }
+    stage.node(1).hypervisor.set_deaf(false);
 }
 
 async fn host_reboot(stage: Stage) {
