@@ -442,3 +442,11 @@ fn of_a_url_nobody_is_told_what_may_be_secret() {
         assert_eq!(ImageRef::at(url).told(), told);
     }
 }
+
+#[test]
+fn a_policy_is_told_as_it_is_written() {
+    for policy in [Restart::No, Restart::OnFailure, Restart::Always] {
+        assert_eq!(serde_json::to_value(policy).unwrap(), policy.to_string());
+        assert_eq!(format!("{policy:>11}"), format!("{:>11}", policy.to_string()));
+    }
+}

@@ -178,7 +178,11 @@ fn power(facts: &Facts, _: &Limits) -> Option<Plan> {
 fn saved(facts: &Facts) -> Plan {
     match known(facts) {
         Some(status) if status.state == State::Suspended => Plan::told("its memory lies on the node's disk"),
-        _ => Plan::tell(facts, State::Suspended, "somebody saved its memory to the node's disk"),
+        _ => Plan::tell(
+            facts,
+            State::Suspended,
+            "somebody saved its memory to the node's disk, or the call of an older wish came late; `eschedule resume` lets it go on",
+        ),
     }
 }
 
