@@ -4,6 +4,9 @@ use std::{path::PathBuf, time::Duration};
 
 use ec_model::NodeId;
 
+/// How long a call is waited for. libvirt itself waits 30 s for the lock of a domain before it gives up, and says then who holds it.
+pub const CALL_TIMEOUT: Duration = Duration::from_secs(35);
+
 /// How guests run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum VirtType {
@@ -76,8 +79,7 @@ impl LibvirtConfig {
             pool: "ecompute".into(),
             pool_path: "/var/lib/ecompute/instances".into(),
             console_dir: "/var/lib/ecompute/consoles".into(),
-            // libvirt itself waits 30 s for the lock of a domain before it gives up.
-            call_timeout: Duration::from_secs(30),
+            call_timeout: CALL_TIMEOUT,
         }
     }
 }

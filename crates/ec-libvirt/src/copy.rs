@@ -27,7 +27,7 @@ use virt::{connect::Connect, domain::Domain, error::ErrorNumber, storage_vol::St
 
 use crate::{
     disk::{self, Pool},
-    domain::{self, Found},
+    domain::{self, Found, LOST_BACKUP},
     error::{CallError, absent},
     lane::locked,
     sys, volumes,
@@ -227,6 +227,9 @@ fn live(
 ) -> Result<Copying, CallError> {
     if sys::backup(domain)?.is_some() {
         return Err(busy(from));
+    }
+    if sys::has_lost_backup(domain)? {
+        return Err(CallError::NotNow(LOST_BACKUP.to_owned()));
     }
     let mut parts = Vec::new();
     for (number, original) in originals.iter().enumerate() {

@@ -2,7 +2,7 @@
 
 use std::os::{fd::AsRawFd, unix::net::UnixStream};
 
-use ec_hypervisor::{DomainSpec, End, Pause, Room, RunState};
+use ec_hypervisor::{DomainSpec, End, HypervisorError, Pause, Room, RunState};
 use ec_model::{InstanceId, NodeId};
 use virt::{
     connect::Connect,
@@ -15,7 +15,7 @@ use virt::{
 use crate::{
     disk::impassable_ancestor,
     error::{CallError, absent, has_code, is_connection_error},
-    sys::{backup, saved_xml},
+    sys::{backup, has_lost_backup, saved_xml},
     xml::{self, MARK_NAMESPACE, Mark, MemoryXml},
 };
 
@@ -224,6 +224,32 @@ pub(crate) fn resume(connect: &Connect, node: NodeId, instance: InstanceId) -> R
         _ => Ok(()),
     }
 }
+
+/// What libvirt says of a call that waited for a domain's lock in vain.
+const LOCKED: &str = "cannot acquire state change lock";
+
+/// Why no call about this domain comes back, where libvirt lost track of one; `error` is what became of the last.
+pub(crate) fn held(
+    connect: &Connect,
+    instance: InstanceId,
+    error: &HypervisorError,
+) -> Result<Option<&'static str>, CallError> {
+    let Some(domain) = absent(connect.lookup_domain_by_uuid(instance.uuid()), ErrorNumber::NoDomain)? else {
+        return Ok(None);
+    };
+    Ok(if !domain.is_active()? {
+        error.to_string().contains(LOCKED).then_some(
+            "libvirtd waits for the end of what it did to this guest before: it has to be started anew, and running guests go on",
+        )
+    } else if has_lost_backup(&domain)? {
+        Some(LOST_BACKUP)
+    } else {
+        None
+    })
+}
+
+/// What helps where libvirt lost track of a backup.
+pub(crate) const LOST_BACKUP: &str = "libvirtd was ended as it began to copy disks of this guest, and waits for the end of that: stop the guest (`eschedule stop --grace 0`), and then start libvirtd anew";
 
 /// Presses the guest's power button; what does not run is not an error.
 pub(crate) fn shut_down(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {

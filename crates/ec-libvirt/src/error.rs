@@ -41,7 +41,10 @@ impl CallError {
                 if has_code(&error, ErrorNumber::OperationTimeout)
                     || has_code(&error, ErrorNumber::ResourceBusy) =>
             {
-                HypervisorError::TimedOut { what: format!("to {what} ({})", error.message()), seconds }
+                HypervisorError::TimedOut {
+                    what: format!("the call to {what} ({})", error.message()),
+                    seconds,
+                }
             }
             Self::Libvirt(error) => {
                 HypervisorError::Failed { what: what.to_owned(), detail: error.message().to_owned() }

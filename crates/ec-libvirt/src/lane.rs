@@ -23,6 +23,7 @@ use std::{
 };
 
 use ec_hypervisor::{HypervisorError, HypervisorResult};
+use ec_model::InstanceId;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout_at,
@@ -31,6 +32,7 @@ use virt::connect::Connect;
 
 use crate::{
     calls::{self, Hung, NoResult, Scope},
+    domain,
     error::{CallError, unreachable},
     events,
     sys::{Callbacks, Signal},
@@ -70,6 +72,9 @@ enum Link {
     Opening(Instant),
     Open(Arc<Session>),
 }
+
+/// A daemon that is well answers in less.
+const AT_ONCE: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct Lanes {
@@ -131,7 +136,26 @@ impl Lanes {
             return Err(timed_out(format!("any of the calls before the one to {what}")));
         };
         let turn = Turn { lane: Arc::clone(&lane), free: Arc::clone(&self.free), _permit: permit };
-        lane.call(turn, what, scope, work).await
+        let called = lane.call(turn, what.clone(), scope, work).await;
+        match (called, scope) {
+            (Err(error @ HypervisorError::TimedOut { .. }), Scope::Instance(instance)) => {
+                Err(match self.held(instance, error.clone()).await {
+                    Some(why) => HypervisorError::NotNow { what, detail: why.to_owned() },
+                    None => error,
+                })
+            }
+            (called, _) => called,
+        }
+    }
+
+    /// Why no call about an instance comes back, where libvirt can tell at once.
+    async fn held(&self, instance: InstanceId, error: HypervisorError) -> Option<&'static str> {
+        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
+        let lane = locked(&self.free).pop()?;
+        let turn = Turn { lane: Arc::clone(&lane), free: Arc::clone(&self.free), _permit: permit };
+        let work = move |connect: &Connect| domain::held(connect, instance, &error);
+        let what = format!("look what domain {instance} waits for");
+        tokio::time::timeout(AT_ONCE, lane.call(turn, what, Scope::Host, work)).await.ok()?.ok()?
     }
 }
 

@@ -38,5 +38,5 @@ mod usage;
 mod volumes;
 mod xml;
 
-pub use config::{AddressFilter, LibvirtConfig, VirtType};
+pub use config::{AddressFilter, CALL_TIMEOUT, LibvirtConfig, VirtType};
 pub use hypervisor::LibvirtHypervisor;

@@ -178,6 +178,24 @@ pub(crate) fn last_backup_completed(domain: &Domain) -> Result<bool, Error> {
     Ok(is(kind, sys::VIR_DOMAIN_JOB_COMPLETED) && is(operation, sys::VIR_DOMAIN_JOB_OPERATION_BACKUP))
 }
 
+/// Whether the domain, which is up, is held by a backup that libvirt knows nothing of any more: it was ended as it began that, keeps
+/// what it noted of it over each start of its own, and ends it never.
+pub(crate) fn has_lost_backup(domain: &Domain) -> Result<bool, Error> {
+    if backup(domain)?.is_some() {
+        return Ok(false);
+    }
+    let (mut kind, mut count) = (0, 0);
+    let mut parameters: sys::virTypedParameterPtr = ptr::null_mut();
+    // SAFETY: the domain outlives the call; libvirt fills `parameters` with an array of the count told, or leaves it null.
+    let told =
+        unsafe { sys::virDomainGetJobStats(domain.as_ptr(), &mut kind, &mut parameters, &mut count, 0) };
+    let told = done(told);
+    // SAFETY: the array has that many elements, and is ours until it is freed here, once.
+    unsafe { sys::virTypedParamsFree(parameters, count) };
+    // "backup job data missing"
+    Ok(told.is_err_and(|error| has_code(&error, ErrorNumber::InternalError)))
+}
+
 /// Ends the job that the domain is at.
 pub(crate) fn abort_job(domain: &Domain) -> Result<(), Error> {
     // SAFETY: the domain outlives the call.

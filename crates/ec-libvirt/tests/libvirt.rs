@@ -384,6 +384,45 @@ async fn an_overlay_of_an_image_with_an_odd_number_of_sectors_is_found_as_wanted
     test.end().await;
 }
 
+/// As it is after a kill between two of libvirt's own notes: that it copies, and what it copies to where.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_backup_that_libvirt_lost_track_of_is_told_with_what_helps() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance, copy) = (&test.hypervisor, fresh(), fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    let process = test.server().guest_process(instance).expect("the guest's process");
+    let noted = format!("/proc/{process}/root/run/libvirt/qemu/{instance}.xml");
+    let start = || tokio::task::block_in_place(|| test.server().start_daemon());
+    let kill = || tokio::task::block_in_place(|| test.server().kill_daemon());
+    kill();
+    let was = std::fs::read_to_string(&noted).unwrap();
+    let job = "<job type='none' async='backup' flags='0x0' asyncStarted='1700000000000'/>";
+    let is = was.replacen("<domain type=", &format!("{job}<domain type="), 1);
+    assert!(is != was && !was.contains("<job "), "{was}");
+    std::fs::write(&noted, is).unwrap();
+    start();
+
+    let of = VolumeSource::Copy(CopyOf::disk(Workload::Machine, instance));
+    let told = async |wanted: &str, error: HypervisorError| {
+        assert!(error.is_transient() && error.to_string().contains(wanted), "{error}");
+    };
+    let begun = Instant::now();
+    told("stop the guest", hypervisor.create_volume(copy, &of, Some(1 << 30)).await.unwrap_err()).await;
+    assert!(begun.elapsed() < PATIENCE, "it is told before anybody waits for a lock");
+    told("stop the guest", hypervisor.save(instance).await.unwrap_err()).await;
+    hypervisor.power_off(instance).await.unwrap();
+    told("has to be started anew", hypervisor.start(instance).await.unwrap_err()).await;
+    kill();
+    start();
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.create_volume(copy, &of, Some(1 << 30)).await.unwrap();
+    for disk in [copy, instance] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
+    test.end().await;
+}
+
 /// libvirt looks into no pool's directory while it makes a disk there, and a copy takes minutes.
 #[tokio::test(flavor = "multi_thread")]
 async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_waits_for_it() {
