@@ -185,6 +185,11 @@ async fn etcd(settings: &Settings) -> Found {
     let store = EtcdStore::connect(settings.etcd.clone()).await.map_err(etcd_failed)?;
     let store = sealed(settings, store).map_err(etcd_failed)?;
     let (_, revision) = Store::get(&store, &settings.keys.all_alive()).await.map_err(etcd_failed)?;
+    // A user of its own need not be let in on that.
+    let trouble = Store::server(&store).await.ok().and_then(|server| server.trouble());
+    if let Some((trouble, mend)) = trouble {
+        return Err((FAILED, format!("{trouble}: {mend}")));
+    }
     Ok(format!("{} at revision {revision}", settings.etcd.endpoints.join(", ")))
 }
 

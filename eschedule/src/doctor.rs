@@ -158,6 +158,9 @@ fn of_members(answers: &[(String, Result<Server, String>)]) -> Vec<Finding> {
     let mut findings: Vec<_> = answers
         .iter()
         .map(|(endpoint, answer)| match answer {
+            Ok(server) if let Some((trouble, mend)) = server.trouble() => {
+                Finding::failed("etcd", format!("{endpoint}: {trouble}"), mend)
+            }
             Ok(server) => match server.advice() {
                 None => Finding::ok("etcd", format!("{endpoint} is {}", server.version)),
                 Some(_) => Finding::warning(

@@ -506,7 +506,7 @@ impl View {
             (Some(why), _) => Some(format!("its request cannot be read: {why}")),
             (None, Some(why)) => Some(format!("its status cannot be read: {why}")),
             (None, None) if wish.is_absent() && is.is_absent() => Some(
-                "nobody asks for it and no agent tells of it: it failed long ago, or its keys were deleted"
+                "nobody asks for it and no agent tells of it: it failed long ago, its keys were deleted, or it was destroyed after this state of etcd was saved; to destroy it takes away what is left"
                     .to_owned(),
             ),
             (None, None) => None,
@@ -653,7 +653,10 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
             let why = status
                 .and_then(|status| status.doing.as_deref())
                 .filter(|doing| doing.ends_with(ec_plan::status::AGAIN));
-            Some(why.map_or_else(|| waits.to_owned(), |why| format!("{waits}: {why}")))
+            Some(why.map_or_else(
+                || waits.to_owned(),
+                |why| format!("what is asked for is yet to be done: {why}"),
+            ))
         }
         _ => status.and_then(|status| status.doing.clone()),
     }

@@ -85,7 +85,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         let (told_key, held_key) = (cloud.keys.status(node, volume), cloud.keys.held(node, volume));
         if cloud.store.get(&told_key).await?.0.is_some() || cloud.store.get(&held_key).await?.0.is_some() {
             return Err(refused(
-                "that node has one already, from before etcd was put back: `eschedule heal` tells what becomes of it".to_owned(),
+                "that node tells of it, too: it has yet to let go of it, so ask again in a moment; or has one from before etcd was put back, of which `eschedule heal` tells".to_owned(),
             ));
         }
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);

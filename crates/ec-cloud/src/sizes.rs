@@ -8,6 +8,7 @@ use ec_plan::{
     fleet::Surplus,
     lack::{Amount, Demands, Host, Lack, Reasons, lack_of},
     sizes::{Allocations, more, needed, placed, total},
+    verbs::Verb,
 };
 use ec_store::{Compare, Txn};
 use futures::{StreamExt, future::try_join_all};
@@ -17,6 +18,7 @@ use crate::{
     intent::wanted,
     lookup::{CONCURRENCY, Found, Known, Read, find},
     nodes::capacity,
+    source::kind_of,
     tend::{Cleared, Tended},
 };
 
@@ -30,7 +32,8 @@ const TRIES: usize = 10;
 /// There is no such room where it is, or that is not such a place: [`CloudError::Refused`], with nothing claimed.
 pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent) -> CloudResult<()> {
     let instance = known.instance;
-    let refused = |why: String| CloudError::Refused(format!("cannot resize {instance}: {why}"));
+    let word = Verb::Resize(extent.clone()).name_of(kind_of(known).unwrap_or_default());
+    let refused = |why: String| CloudError::Refused(format!("cannot {word} {instance}: {why}"));
     for _ in 0..TRIES {
         let Some(held) = cloud.placement.allocations(instance).await? else {
             return Err(refused("placement holds no allocation for it".to_owned()));

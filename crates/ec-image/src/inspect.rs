@@ -30,10 +30,10 @@ pub enum Refusal {
     #[error("it is empty")]
     Empty,
     /// A web page.
-    #[error("it is an HTML page, not a disk: check the URL")]
+    #[error("it is an HTML page, not a disk: check where it is from")]
     Html,
     /// Some other text.
-    #[error("it is text, not a disk: check the URL")]
+    #[error("it is text, not a disk: check where it is from")]
     Text,
     /// Compressed as a whole.
     #[error("it is compressed with {with}: unpack it and offer the disk itself")]

@@ -2,7 +2,7 @@
 
 use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, USAGE, chain};
 
-use crate::{LeaseId, Revision};
+use crate::{LeaseId, Revision, types::GIVES_SPACE};
 
 /// Result of a store operation.
 pub type StoreResult<T> = Result<T, StoreError>;
@@ -23,7 +23,9 @@ pub enum StoreError {
     Unknown(String),
     /// There is no space for a write. It has come to its end, and was done if it was the one with which the space ended: etcd looks
     /// at its quota before it applies a change, and says so afterwards.
-    #[error("etcd has no space left, and may have made this change all the same: {0}")]
+    #[error(
+        "etcd has no space left, and may have made this change all the same: {0}; what helps: {GIVES_SPACE}"
+    )]
     Full(String),
     /// History from the wanted revision on is gone; list again.
     #[error("revision {wanted} is compacted, history begins at {first}")]

@@ -282,6 +282,7 @@ impl Store for EtcdStore {
             member: header.map_or(0, etcd_client::ResponseHeader::member_id),
             term: status.raft_term(),
             revision: header.map_or(0, etcd_client::ResponseHeader::revision),
+            errors: status.errors().to_vec(),
         })
     }
 

@@ -179,7 +179,14 @@ impl Store for MemoryStore {
 
     async fn server(&self) -> StoreResult<Server> {
         self.read(|state| {
-            Ok(Server { version: "3.5.0".into(), cluster: 1, member: 1, term: 1, revision: state.revision() })
+            Ok(Server {
+                version: "3.5.0".into(),
+                cluster: 1,
+                member: 1,
+                term: 1,
+                revision: state.revision(),
+                errors: Vec::new(),
+            })
         })
     }
 

@@ -219,6 +219,10 @@ pub struct WatchBatch {
     pub resume_from: Revision,
 }
 
+/// What helps where etcd has no space left.
+pub(crate) const GIVES_SPACE: &str =
+    "`etcdctl compact` and `defrag`, or a larger --quota-backend-bytes, and then `etcdctl alarm disarm`";
+
 /// A server of the store, as it tells of itself.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Server {
@@ -232,9 +236,23 @@ pub struct Server {
     pub term: u64,
     /// The revision of the store.
     pub revision: Revision,
+    /// What is wrong with its cluster, in its own words: alarms, or that it has no leader.
+    pub errors: Vec<String>,
 }
 
 impl Server {
+    /// Why it takes no change, and what helps; `None`: it does.
+    pub fn trouble(&self) -> Option<(&'static str, &'static str)> {
+        let raised = |alarm: &str| self.errors.iter().any(|error| error.contains(alarm));
+        if raised("alarm:NOSPACE") {
+            return Some(("it has no space left (alarm NOSPACE), and takes no change", GIVES_SPACE));
+        }
+        raised("alarm:CORRUPT").then_some((
+            "its members differ (alarm CORRUPT), and it takes no change",
+            "etcd's own documentation says how the data of a member is replaced",
+        ))
+    }
+
     /// What is to be said of a release that works but is not what we recommend; `None`: nothing.
     pub fn advice(&self) -> Option<String> {
         let mut numbers = self.version.split('.').map_while(|part| part.parse::<u32>().ok());
@@ -253,11 +271,22 @@ impl Server {
 mod tests {
     use super::*;
 
+    fn server(version: &str, errors: &[&str]) -> Server {
+        let errors = errors.iter().map(|error| (*error).to_owned()).collect();
+        Server { version: version.into(), cluster: 1, member: 1, term: 1, revision: 1, errors }
+    }
+
+    #[test]
+    fn a_server_that_takes_no_change_says_what_helps() {
+        assert_eq!(server("3.5.16", &[]).trouble(), None);
+        let full = server("3.5.16", &["memberID:1 alarm:NOSPACE "]).trouble().unwrap();
+        assert!(full.1.contains("alarm disarm"), "{full:?}");
+        assert!(server("3.4.23", &["memberID:1 alarm:CORRUPT "]).trouble().unwrap().0.contains("differ"));
+    }
+
     #[test]
     fn only_an_old_server_gets_advice() {
-        let advice = |version: &str| {
-            Server { version: version.into(), cluster: 1, member: 1, term: 1, revision: 1 }.advice()
-        };
+        let advice = |version: &str| server(version, &[]).advice();
         assert!(advice("3.4.23").unwrap().contains("3.5 or newer"));
         assert_eq!((advice("3.5.16"), advice("3.6.0-rc.1"), advice("4.0.0")), (None, None, None));
         // Whoever does not tell is not blamed.

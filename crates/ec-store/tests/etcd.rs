@@ -14,6 +14,7 @@ use ec_store::{
     EtcdConfig, EtcdStore, EtcdTls, LeaseId, Store, StoreError, StoreResult, Txn,
     testing::{EtcdServer, ServerTls, certificates},
 };
+use etcd_client::{AlarmAction, AlarmType};
 use support::{PATIENCE, binaries, connect, connect_within, put};
 use tokio::time::{Instant, timeout};
 
@@ -183,6 +184,27 @@ fn etcdctl(server: &EtcdServer, args: &[&str]) -> String {
         .unwrap();
     assert!(output.status.success(), "etcdctl {args:?}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+#[tokio::test]
+async fn an_etcd_without_space_says_so_and_what_helps() {
+    for binary in binaries() {
+        let server = EtcdServer::start(Some(&binary)).await.unwrap();
+        let store = connect(&[server.endpoint()]).await;
+        assert_eq!(store.server().await.unwrap().trouble(), None);
+        let mut raw = etcd_client::Client::connect([server.endpoint()], None).await.unwrap();
+        let mut alarm = async |action| raw.alarm(action, AlarmType::Nospace, None).await.unwrap();
+        alarm(AlarmAction::Activate).await;
+        let (trouble, mend) = store.server().await.unwrap().trouble().unwrap();
+        assert!(trouble.contains("no space left") && mend.contains("alarm disarm"), "{trouble}: {mend}");
+        let full = store.txn(Txn::new().put("/a", "1")).await.unwrap_err();
+        assert!(matches!(full, StoreError::Full(_)) && full.to_string().contains(mend), "{full}");
+        let refused = store.grant(Duration::from_secs(5)).await.unwrap_err();
+        assert!(matches!(&refused, StoreError::Refused(why) if why.contains(mend)), "{refused}");
+        alarm(AlarmAction::Deactivate).await;
+        assert_eq!(store.server().await.unwrap().trouble(), None);
+        put(&*store, "/a", "1").await;
+    }
 }
 
 #[tokio::test]

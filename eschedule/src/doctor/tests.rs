@@ -38,7 +38,7 @@ fn bad(findings: &[Finding], level: Level, found: &str) {
 }
 
 fn server(version: &str, cluster: u64) -> Result<Server, String> {
-    Ok(Server { version: version.into(), cluster, member: 1, term: 1, revision: 1 })
+    Ok(Server { version: version.into(), cluster, member: 1, term: 1, revision: 1, errors: Vec::new() })
 }
 
 fn members(answers: &[Result<Server, String>]) -> Vec<Finding> {
@@ -55,6 +55,9 @@ fn a_member_that_is_away_is_a_warning_where_others_answer_and_a_failure_where_no
     bad(&none, Level::Failed, "etcd0: refused");
     assert_eq!(none[0].code, UNREACHABLE);
     bad(&members(&[server("3.4.23", 1)]), Level::Warning, "3.4.23");
+    let full =
+        server("3.5.16", 1).map(|it| Server { errors: vec!["memberID:1 alarm:NOSPACE ".into()], ..it });
+    bad(&members(&[full]), Level::Failed, "no space left");
     let two = members(&[server("3.5.16", 1), server("3.5.16", 2)]);
     bad(&two[2..], Level::Failed, "different clusters");
 }

@@ -42,7 +42,7 @@ impl List {
 
     /// All of it.
     pub(crate) fn text(mut self) -> String {
-        if let Some(room) = self.table.width() {
+        if let Some(room) = self.table.width().filter(|width| *width > 0) {
             self.fit(usize::from(room));
         }
         let state = self.header.iter().position(|name| name == "STATE");
@@ -164,8 +164,13 @@ pub(super) fn without_controls(text: &str, keep: &[char]) -> String {
 pub(super) fn table(header: &[&str]) -> Table {
     let mut table = Table::new();
     table.load_style(NOTHING);
-    // As wide as a terminal; elsewhere as what is in it.
-    table.set_content_arrangement(ContentArrangement::Dynamic);
+    // As wide as a terminal; elsewhere, and where that does not know its width, as what is in it.
+    let is_known = table.width() != Some(0);
+    table.set_content_arrangement(if is_known {
+        ContentArrangement::Dynamic
+    } else {
+        ContentArrangement::Disabled
+    });
     if !header.is_empty() {
         let mut names = Row::from(header.to_vec());
         // Cut where there is no room, and not set letter below letter.

@@ -24,7 +24,7 @@ use super::{
     config::EtcdConfig,
     failure::{Failure, classify},
 };
-use crate::{StoreError, StoreResult};
+use crate::{StoreError, StoreResult, types::GIVES_SPACE};
 
 /// Before the only endpoint is asked once more: long enough for a listener that is just being opened.
 const SECOND_TRY_AFTER: Duration = Duration::from_millis(100);
@@ -270,6 +270,7 @@ impl Endpoints {
                 }
                 StoreError::Unreachable { endpoints: self.names(), detail }
             }
+            Failure::Full(text) => StoreError::Refused(format!("{text}; what helps: {GIVES_SPACE}")),
             failure => StoreError::Refused(text(failure)),
         }
     }
