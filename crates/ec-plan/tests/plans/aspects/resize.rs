@@ -146,7 +146,13 @@ fn nothing_grows_that_is_not_claimed() {
         record: noted(SizeFacts { wished_at: None, ..size }),
         ..rests(SMALL)
     };
-    all([(rests(LARGE), Settled), (rests(SMALL), Runs(&[Cover])), (unmeasured, Settled)]);
+    let elsewhere = Facts { allocation: Allocation::Elsewhere, ..rests(SMALL) };
+    all([
+        (rests(LARGE), Settled),
+        (rests(SMALL), Runs(&[Cover])),
+        (unmeasured, Settled),
+        (elsewhere, Settled),
+    ]);
 }
 
 #[test]
