@@ -239,7 +239,9 @@ pub fn with_volumes(subject: &Subject, old: &Status, volumes: Volumes, now: Time
         Volumes::Failed(volumes, why) => (volumes, false, Some(why)),
     };
     let status = announced(subject, Some(old), old.state, old.reason.clone(), now);
-    Status { volumes, volumes_changing, volumes_failed, doing: old.doing.clone(), ..status }
+    // What they waited for is over with that.
+    let doing = old.doing.clone().filter(|doing| volumes_changing || !doing.ends_with(AGAIN));
+    Status { volumes, volumes_changing, volumes_failed, doing, ..status }
 }
 
 /// The wish to look at it that its status does not answer; none where there is no status that could.
@@ -310,13 +312,13 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     (under_way && old.reason.as_ref() != Some(&reason)).then_some((old.state, reason))
 }
 
-/// What a newer wish, or a start that was begun, waits for while the state tells nothing of that; nothing where that is told already. All
+/// What a newer wish, a start that was begun, or volumes that are being changed wait for while the state tells nothing of that; nothing where that is told already. All
 /// else stays as it is told.
 fn held_up(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
     let is_newer = subject.order.is_some_and(|order| order.generation > old.observed_generation);
     let is_starting = old.state == State::Starting && old.started_at.is_some();
     let doing = Some(format!("{why}{AGAIN}"));
-    ((is_newer || is_starting) && old.doing != doing).then(|| Status {
+    ((is_newer || is_starting || old.volumes_changing) && old.doing != doing).then(|| Status {
         doing,
         updated_at: now,
         ..old.clone()
@@ -459,6 +461,13 @@ mod tests {
             (old.reason.clone(), old.doing.clone())
         );
         assert!(changing.doing.is_some() && changing.volumes_failed.is_none());
+        // What they wait for is told with them, and no longer.
+        let active = Status { state: State::Active, doing: None, ..changing.clone() };
+        let waits = waiting(&subject, &active, "libvirt is away", at(3)).unwrap();
+        assert_eq!(waits.doing.as_deref(), Some("libvirt is away; trying again"));
+        assert_eq!(told(&waits, Volumes::Changing(one.clone())).doing, waits.doing);
+        let are = told(&waits, Volumes::Are(one.clone()));
+        assert_eq!((are.doing.clone(), waiting(&subject, &are, "libvirt is away", at(4))), (None, None));
         let failed = told(&changing, Volumes::Failed(one.clone(), "it does not let go".into()));
         assert_eq!(
             (failed.volumes.clone(), failed.volumes_changing, failed.volumes_failed.as_deref()),
