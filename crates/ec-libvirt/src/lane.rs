@@ -74,7 +74,7 @@ enum Link {
 }
 
 /// A daemon that is well answers in less.
-const AT_ONCE: Duration = Duration::from_secs(2);
+const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(crate) struct Lanes {
@@ -83,6 +83,8 @@ pub(crate) struct Lanes {
     permits: Arc<Semaphore>,
     /// As many as there are permits. The one used last is used next, so that few are opened where few are needed.
     free: Arc<Mutex<Vec<Arc<Lane>>>>,
+    /// Of the one question at a time for what a call waits for: a daemon that stands still answers none.
+    asks: Arc<Semaphore>,
 }
 
 /// A lane while a call has it, to the end of the call's thread.
@@ -115,6 +117,7 @@ impl Lanes {
             hung: Arc::clone(hung),
             permits: Arc::new(Semaphore::new(count)),
             free: Arc::new(Mutex::new(lanes)),
+            asks: Arc::new(Semaphore::new(1)),
         }
     }
 
@@ -150,10 +153,15 @@ impl Lanes {
 
     /// Why no call about an instance comes back, where libvirt can tell at once.
     async fn held(&self, instance: InstanceId, error: HypervisorError) -> Option<&'static str> {
+        let asks = Arc::clone(&self.asks).try_acquire_owned().ok()?;
         let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
         let lane = locked(&self.free).pop()?;
         let turn = Turn { lane: Arc::clone(&lane), free: Arc::clone(&self.free), _permit: permit };
-        let work = move |connect: &Connect| domain::held(connect, instance, &error);
+        let work = move |connect: &Connect| {
+            let held = domain::held(connect, instance, &error);
+            drop(asks);
+            held
+        };
         let what = format!("look what domain {instance} waits for");
         tokio::time::timeout(AT_ONCE, lane.call(turn, what, Scope::Host, work)).await.ok()?.ok()?
     }
