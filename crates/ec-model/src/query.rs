@@ -192,7 +192,7 @@ fn amounts(key: &str, value: &str) -> Result<Vec<(String, u64)>, QueryError> {
             let Some((class, amount)) = named else {
                 return Err(QueryError::NotAnAmount { key, part: part.to_owned() });
             };
-            match amount.parse::<u64>().map_err(|error| error.kind().clone()) {
+            match amount.parse::<u64>().map_err(|error| *error.kind()) {
                 Ok(amount) => Ok((class.to_owned(), amount)),
                 Err(IntErrorKind::PosOverflow) => Err(QueryError::TooMuch { key, part: part.to_owned() }),
                 Err(_) => Err(QueryError::NotAnAmount { key, part: part.to_owned() }),
