@@ -1,6 +1,6 @@
 //! What no request speaks of.
 
-use ec_model::{Edition, RunState, State, Workload};
+use ec_model::{Edition, RunState, State};
 
 use super::{
     Announce, Ascertain, Aspect, Claim, DropKeys, DropRecord, DropSuccessor, Inquire, Next, Persist, Plan,
@@ -34,7 +34,6 @@ fn guest(facts: &Facts, _: &Limits) -> Option<Plan> {
         None if facts.on_volume => {
             "a guest of this node without a domain and without a request, whose disk is a volume"
         }
-        None if facts.kind == Workload::Volume => "a volume of this node without a request",
         None => "a disk of this node without a domain and without a request",
     };
     let reason = format!("{what}; it is kept until it is destroyed, or brought back (`eschedule heal`)");
