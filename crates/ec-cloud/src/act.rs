@@ -175,7 +175,7 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         if let Wish::Resize(extent) = &wish
             && !planted("size-not-claimed")
         {
-            claim(cloud, &known, extent).await?;
+            claim(cloud, &known, extent, word).await?;
         }
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);

@@ -717,7 +717,8 @@ pub(crate) async fn list_of(
         listed.insert(lies.1);
         match others.get_mut(&lies.1) {
             None => both.entry(lies).or_default()[which] = Some(pair),
-            Some(other) if which == 1 => {
+            // Only machines have volumes.
+            Some(other) if which == 1 && other.kind.is_machine() => {
                 let told = decode_part::<Status, OtherTold>(&pair.value);
                 other.volumes.extend(told.map(|told| told.volumes).unwrap_or_default());
             }

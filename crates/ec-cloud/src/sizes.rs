@@ -8,7 +8,6 @@ use ec_plan::{
     fleet::Surplus,
     lack::{Amount, Demands, Host, Lack, Reasons, lack_of},
     sizes::{Allocations, more, needed, placed, total},
-    verbs::Verb,
 };
 use ec_store::{Compare, Txn};
 use futures::{StreamExt, future::try_join_all};
@@ -18,7 +17,6 @@ use crate::{
     intent::wanted,
     lookup::{CONCURRENCY, Found, Known, Read, find},
     nodes::capacity,
-    source::kind_of,
     tend::{Cleared, Tended},
 };
 
@@ -26,13 +24,12 @@ use crate::{
 const TRIES: usize = 10;
 
 /// Claims the greater of what an instance has and what it is to have, of each class. What is claimed already stays, and is claimed
-/// once more: whoever is about to give it back finds that somebody wants it.
+/// once more: whoever is about to give it back finds that somebody wants it. Who asks calls that by this `word`.
 ///
 /// # Errors
 /// There is no such room where it is, or that is not such a place: [`CloudError::Refused`], with nothing claimed.
-pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent) -> CloudResult<()> {
+pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent, word: &str) -> CloudResult<()> {
     let instance = known.instance;
-    let word = Verb::Resize(extent.clone()).name_of(kind_of(known).unwrap_or_default());
     let refused = |why: String| CloudError::Refused(format!("cannot {word} {instance}: {why}"));
     for _ in 0..TRIES {
         let Some(held) = cloud.placement.allocations(instance).await? else {

@@ -680,17 +680,26 @@ pub(crate) async fn delete_chosen(
     destroy_as(cloud, Workload::Volume, volume, chosen).await
 }
 
+/// The machine that a volume was given to last, by its record; of one that etcd lost only machines tell.
+async fn given_to(
+    cloud: &Cloud,
+    volume: InstanceId,
+    record: Option<&Instance>,
+) -> CloudResult<Option<InstanceId>> {
+    match record {
+        Some(record) => Ok(record.attached),
+        None => Ok(holder_of(cloud, volume).await?.map(|(holder, _)| holder)),
+    }
+}
+
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    let holder = match &disk.record {
-        Some(record) => match record.attached {
-            Some(holder) if lost_by(cloud, holder, disk.instance).await?.is_none() => Some(holder),
-            _ => None,
-        },
-        // Of one that etcd lost only machines tell.
-        None => holder_of(cloud, disk.instance).await?.map(|(holder, _)| holder),
-    };
-    let (volume, Some(holder)) = (disk.instance, holder) else { return Ok(()) };
+    let volume = disk.instance;
+    let Some(holder) = given_to(cloud, volume, disk.record.as_ref()).await? else { return Ok(()) };
+    // What only the machine tells of is no old word.
+    if disk.record.is_some() && lost_by(cloud, holder, volume).await?.is_some() {
+        return Ok(());
+    }
     let way = way_off(cloud, holder, volume).await;
     Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
 }
@@ -721,13 +730,8 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
         Found::Placed(known) => known.record_as_made(),
         Found::Unplaced(record, _) => Some(*record),
     };
-    let attached = match &record {
-        Some(record) => record.attached,
-        // Of one that etcd lost only machines tell.
-        None => holder_of(cloud, volume).await?.map(|(holder, _)| holder),
-    };
     let mut holder = None;
-    if let Some(attached) = attached {
+    if let Some(attached) = given_to(cloud, volume, record.as_ref()).await? {
         holder = match find(cloud, attached).await {
             Ok(Found::Placed(machine)) => holds(&machine, volume).map(|device| (attached, device)),
             Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,

@@ -228,7 +228,7 @@ fn live(
     if sys::backup(domain)?.is_some() {
         return Err(busy(from));
     }
-    if sys::has_lost_backup(domain)? {
+    if sys::has_lost_backup(domain) {
         return Err(CallError::NotNow(LOST_BACKUP.to_owned()));
     }
     let mut parts = Vec::new();

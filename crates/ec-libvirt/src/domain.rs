@@ -228,6 +228,12 @@ pub(crate) fn resume(connect: &Connect, node: NodeId, instance: InstanceId) -> R
 /// What libvirt says of a call that waited for a domain's lock in vain.
 const LOCKED: &str = "cannot acquire state change lock";
 
+/// What helps where libvirt lost track of a backup of a guest that is up.
+pub(crate) const LOST_BACKUP: &str = "libvirtd was ended as it began to copy disks of this guest, and waits for the end of that: stop the guest (`eschedule stop --grace 0`), and then start libvirtd anew";
+
+/// And where the guest is down by now.
+const LOST_WORK: &str = "libvirtd waits for the end of what it did to this guest before: it has to be started anew, and running guests go on";
+
 /// Why no call about this domain comes back, where libvirt lost track of one; `error` is what became of the last.
 pub(crate) fn held(
     connect: &Connect,
@@ -237,19 +243,11 @@ pub(crate) fn held(
     let Some(domain) = absent(connect.lookup_domain_by_uuid(instance.uuid()), ErrorNumber::NoDomain)? else {
         return Ok(None);
     };
-    Ok(if !domain.is_active()? {
-        error.to_string().contains(LOCKED).then_some(
-            "libvirtd waits for the end of what it did to this guest before: it has to be started anew, and running guests go on",
-        )
-    } else if has_lost_backup(&domain)? {
-        Some(LOST_BACKUP)
-    } else {
-        None
+    Ok(match domain.is_active()? {
+        true => has_lost_backup(&domain).then_some(LOST_BACKUP),
+        false => error.to_string().contains(LOCKED).then_some(LOST_WORK),
     })
 }
-
-/// What helps where libvirt lost track of a backup.
-pub(crate) const LOST_BACKUP: &str = "libvirtd was ended as it began to copy disks of this guest, and waits for the end of that: stop the guest (`eschedule stop --grace 0`), and then start libvirtd anew";
 
 /// Presses the guest's power button; what does not run is not an error.
 pub(crate) fn shut_down(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {

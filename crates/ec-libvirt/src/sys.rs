@@ -160,11 +160,10 @@ pub(crate) fn backup(domain: &Domain) -> Result<Option<String>, Error> {
     }
 }
 
-/// Whether the last job that the domain was at was a backup, which came to its end.
-pub(crate) fn last_backup_completed(domain: &Domain) -> Result<bool, Error> {
+/// What the domain is at, or was at last, by these flags: the job's type, and what it does.
+fn job(domain: &Domain, flags: u32) -> Result<(c_int, c_int), Error> {
     let (mut kind, mut count, mut operation) = (0, 0, 0);
     let mut parameters: sys::virTypedParameterPtr = ptr::null_mut();
-    let flags = sys::VIR_DOMAIN_JOB_STATS_COMPLETED;
     // SAFETY: the domain outlives the call; libvirt fills `parameters` with an array of the count told, or leaves it null.
     let told =
         unsafe { sys::virDomainGetJobStats(domain.as_ptr(), &mut kind, &mut parameters, &mut count, flags) };
@@ -174,26 +173,21 @@ pub(crate) fn last_backup_completed(domain: &Domain) -> Result<bool, Error> {
         sys::virTypedParamsGetInt(parameters, count, JOB_OPERATION.as_ptr(), &mut operation);
         sys::virTypedParamsFree(parameters, count);
     }
+    Ok((kind, operation))
+}
+
+/// Whether the last job that the domain was at was a backup, which came to its end.
+pub(crate) fn last_backup_completed(domain: &Domain) -> Result<bool, Error> {
+    let (kind, operation) = job(domain, sys::VIR_DOMAIN_JOB_STATS_COMPLETED)?;
     let is = |number: c_int, wanted: u32| u32::try_from(number) == Ok(wanted);
     Ok(is(kind, sys::VIR_DOMAIN_JOB_COMPLETED) && is(operation, sys::VIR_DOMAIN_JOB_OPERATION_BACKUP))
 }
 
 /// Whether the domain, which is up, is held by a backup that libvirt knows nothing of any more: it was ended as it began that, keeps
 /// what it noted of it over each start of its own, and ends it never.
-pub(crate) fn has_lost_backup(domain: &Domain) -> Result<bool, Error> {
-    if backup(domain)?.is_some() {
-        return Ok(false);
-    }
-    let (mut kind, mut count) = (0, 0);
-    let mut parameters: sys::virTypedParameterPtr = ptr::null_mut();
-    // SAFETY: the domain outlives the call; libvirt fills `parameters` with an array of the count told, or leaves it null.
-    let told =
-        unsafe { sys::virDomainGetJobStats(domain.as_ptr(), &mut kind, &mut parameters, &mut count, 0) };
-    let told = done(told);
-    // SAFETY: the array has that many elements, and is ours until it is freed here, once.
-    unsafe { sys::virTypedParamsFree(parameters, count) };
-    // "backup job data missing"
-    Ok(told.is_err_and(|error| has_code(&error, ErrorNumber::InternalError)))
+pub(crate) fn has_lost_backup(domain: &Domain) -> bool {
+    // "backup job data missing": of one that it knows of it tells how far that is.
+    job(domain, 0).is_err_and(|error| has_code(&error, ErrorNumber::InternalError))
 }
 
 /// Ends the job that the domain is at.

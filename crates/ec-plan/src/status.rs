@@ -312,8 +312,8 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     (under_way && old.reason.as_ref() != Some(&reason)).then_some((old.state, reason))
 }
 
-/// What a newer wish, a start that was begun, or volumes that are being changed wait for while the state tells nothing of that; nothing where that is told already. All
-/// else stays as it is told.
+/// What a newer wish, a start that was begun, or volumes that are being changed wait for while the state tells nothing of that; nothing
+/// where that is told already. All else stays as it is told.
 fn held_up(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
     let is_newer = subject.order.is_some_and(|order| order.generation > old.observed_generation);
     let is_starting = old.state == State::Starting && old.started_at.is_some();
