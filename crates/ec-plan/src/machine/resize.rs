@@ -84,6 +84,11 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
         Allocation::Elsewhere => return None,
         Allocation::Held { .. } => {}
     }
+    let is_ending = is_up(facts) && state(facts) == Some(State::Resizing);
+    if size.growing.is_some() && is_ending {
+        // Whatever it may have, it loses; then it is seen whether placement has room for what it is to have.
+        return Some(end_within(GRACE, facts, State::Resizing));
+    }
     if !facts.held.covers(wanted) {
         return Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"));
     }
@@ -92,7 +97,7 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
     if (is_other || size.growing.is_some()) && is_up(facts) {
         let loses = [Some(size.is), size.growing].into_iter().flatten().any(|has| !wanted.covers(has));
         // That it is RESIZING tells, also after a crash, that it cannot be without its end.
-        let grows = facts.observed.domain == Some(RunState::Running) && state(facts) != Some(State::Resizing);
+        let grows = facts.observed.domain == Some(RunState::Running) && !is_ending;
         if grows && !loses {
             return Some(Plan::run(vec![Grow], "giving it its new size while it runs"));
         }

@@ -89,6 +89,7 @@ fn a_guest_that_runs_is_given_more_and_asked_to_end_where_it_cannot_be_or_is_to_
         Facts { record: noted(size), ..wished(wanted, SMALL, state, domain) }
     };
     let (busier, roomier) = (Size { vcpus: 2, ..SMALL }, Size { memory_mb: 256, ..SMALL });
+    let narrow = |facts: Facts| Facts { held: SMALL, ..facts };
     let never = |facts: Facts| Facts { resize: ResizeFacts { wished: None, ..facts.resize }, ..facts };
     all([
         (wished(LARGE, SMALL, State::Active, RUNS), Runs(&[Grow])),
@@ -103,6 +104,11 @@ fn a_guest_that_runs_is_given_more_and_asked_to_end_where_it_cannot_be_or_is_to_
         (growing(LARGE, LARGE, State::Active, RUNS), Runs(&[Grow])),
         (growing(LARGE, busier, State::Active, RUNS), Runs(&[Grow])),
         (growing(LARGE, LARGE, State::Active, ENDED), Runs(&[Resize])),
+        // There is no room for it by now: what it may have already goes first.
+        (narrow(growing(LARGE, LARGE, State::Active, RUNS)), Runs(&[Cover])),
+        (narrow(growing(LARGE, LARGE, State::Resizing, RUNS)), Runs(&[ShutDown])),
+        (narrow(growing(LARGE, LARGE, State::Resizing, ENDED)), Runs(&[Cover])),
+        (narrow(wished(LARGE, SMALL, State::Resizing, RUNS)), Runs(&[Cover])),
         // With an older etcd it is not wanted any more, and may have it.
         (growing(SMALL, LARGE, State::Active, RUNS), ends()),
         (never(growing(SMALL, LARGE, State::Active, RUNS)), ends()),
