@@ -173,7 +173,7 @@ impl Store for Door {
                 self.leave().await;
                 answer
             }
-            Fate::IsRefused(_) => Err(StoreError::Refused("refused on request".into())),
+            Fate::IsRefused(_) | Fate::IsDenied => Err(StoreError::Refused("refused on request".into())),
             Fate::Kills | Fate::KillsAfterwards => {
                 self.apply(txn, false).await.ok();
                 self.world.end(self.actor, &self.life).await;

@@ -77,15 +77,14 @@ impl Hands {
             Some(fate) => fate,
             None => {
                 self.not_now(&name)?;
-                self.fate()
+                self.fate(what)
             }
         };
         if fate == Fate::IsLost {
             return Err(HypervisorError::NotNow { what: name, detail: "it is busy".into() });
         }
-        if matches!(fate, Fate::IsRefused(_)) {
-            // A start that works may be told to have failed.
-            if what == Operation::Start && self.world.chance(30) {
+        if matches!(fate, Fate::IsRefused(_) | Fate::IsDenied) {
+            if fate == Fate::IsDenied {
                 self.perform(what, instance, call, false).await.ok();
             }
             self.world.log(self.actor, format!("hypervisor refuses {name}"));
@@ -134,9 +133,11 @@ impl Hands {
         self.change(what, spec.instance, move |hypervisor| call(hypervisor, spec)).await
     }
 
-    fn fate(&self) -> Fate {
+    fn fate(&self, what: Operation) -> Fate {
         if self.world.chance(self.world.storm().refusals) {
-            return Fate::IsRefused(0);
+            // A start that works may be told to have failed.
+            let is_done = what == Operation::Start && self.world.chance(30);
+            return if is_done { Fate::IsDenied } else { Fate::IsRefused(0) };
         }
         if self.world.chance(self.world.storm().hypervisor / 2) {
             return Fate::IsLate(self.world.millis(31_000..90_000));
@@ -291,6 +292,11 @@ impl Hypervisor for Hands {
     }
 
     async fn grow(&self, spec: &DomainSpec) -> HypervisorResult<()> {
+        let has = self.computer.hypervisor.size(spec.instance).await.ok().flatten();
+        if has.is_some_and(|has| spec.vcpus < has.vcpus || spec.memory_mb < has.memory_mb) {
+            let what = format!("{} gives {} less than it has while it runs", self.actor, spec.instance);
+            self.world.judge(|referee, _| referee.found(what));
+        }
         self.change_as(Operation::Grow, spec, |host, spec| async move { host.grow(&spec).await }).await
     }
 

@@ -17,6 +17,8 @@ pub(crate) enum Fate {
     IsLate(Duration),
     /// Whoever is called says no. Placement answers with this HTTP status.
     IsRefused(u16),
+    /// The hypervisor says that it failed, and it was done.
+    IsDenied,
     /// The caller is killed before it goes out.
     Kills,
     /// It is done, and the caller is killed before it hears of it.
@@ -32,6 +34,7 @@ impl Fate {
             Self::IsLate(by) => format!("is done {} s late", by.as_secs()),
             Self::IsRefused(0) => "is refused".to_owned(),
             Self::IsRefused(status) => format!("is answered with {status}"),
+            Self::IsDenied => "is done, and told to have failed".to_owned(),
             Self::Kills => "is not done, for its caller is killed".to_owned(),
             Self::KillsAfterwards => "is done, and its caller is killed".to_owned(),
         }

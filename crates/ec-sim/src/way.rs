@@ -90,7 +90,7 @@ impl Way {
                 self.world.way().await;
                 answer
             }
-            Fate::IsRefused(0) => Err("connection refused".into()),
+            Fate::IsRefused(0) | Fate::IsDenied => Err("connection refused".into()),
             Fate::IsRefused(status) => {
                 let status = hyper::StatusCode::from_u16(status).map_err(|error| error.to_string())?;
                 let body = serde_json::json!({"errors": [{"detail": "refused on request"}]});

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use ec_hypervisor::Operation;
+use ec_hypervisor::{End, Operation};
 use ec_model::State;
 
-use super::{Scenario, Stage};
+use super::{Scenario, Stage, stage::Sight};
 use crate::snag::Fate;
 
 const BUILD: &str =
@@ -64,6 +64,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(late(stage)),
     ),
     Scenario::new(
+        "start-told-to-have-failed",
+        "a hypervisor says that a start failed which worked, then the agent is killed, etcd loses everything, and somebody ends and undefines \
+         the guest: its disk is kept, for the guest may have written it",
+        |stage| Box::pin(denied(stage)),
+    ),
+    Scenario::new(
         "agent-updated",
         "an agent is asked to end and started anew in the middle of a build: the guest is built, and the one that ran \
          before is adopted",
@@ -117,6 +123,22 @@ async fn late(stage: Stage) {
     stage.until_well(placed.instance).await;
     stage.pass(15).await;
     stage.until_well(placed.instance).await;
+}
+
+async fn denied(stage: Stage) {
+    stage.snag("n1", "hypervisor Start", Fate::IsDenied);
+    let guest = stage.placed("web").await.instance;
+    stage.until(guest, "up", Sight::runs).await;
+    stage.snag("n1", "put status/n1/i1", Fate::Kills);
+    stage.until_down(1).await;
+    stage.expects_trouble(guest);
+    stage.empty_etcd();
+    stage.end_guest(1, guest, End::ByHand);
+    stage.undefine(1, guest);
+    stage.start(1);
+    let kept = |is: &Sight| is.is(State::Unclaimed) && is.volume && is.record && is.claim;
+    stage.until(guest, "UNCLAIMED and kept", kept).await;
+    stage.stays(guest, 120, "UNCLAIMED and kept", kept).await;
 }
 
 async fn updated(stage: Stage) {

@@ -1,11 +1,11 @@
 //! What becomes of command lines that are killed, interrupted, unheard, or that meet each other.
 
-use ec_model::Restart;
+use ec_model::{Restart, State};
 use std::time::Duration;
 
 use futures::future::join_all;
 
-use super::{Scenario, Stage, people::SMALL};
+use super::{Scenario, Stage, people::SMALL, stage::Sight};
 use crate::{snag::Fate, user::Order, world::PLACEMENT};
 
 const KILLED: &str = "a command that schedules is killed at this step: what it leaves is given back, and its name can be had \
@@ -48,6 +48,11 @@ pub(super) const ALL: &[Scenario] = &[
     unheard!("schedule-unheard-of-the-request", "put requests/", Fate::LosesItsAnswer),
     unheard!("schedule-request-lost", "put requests/", Fate::IsLost),
     unheard!("schedule-request-late", "put requests/", Fate::IsLate(Duration::from_secs(15))),
+    Scenario::new(
+        "schedule-unheard-of-a-request-that-was-given-up",
+        "nobody hears that a request was written, and its node has given it up when its command looks: it is told where, and the status tells why",
+        |stage| Box::pin(given_up(stage)),
+    ),
     Scenario::new(
         "schedule-interrupted",
         "a command is interrupted while its claim is under way: the claim is given back before it ends",
@@ -165,6 +170,18 @@ async fn unheard(stage: Stage, call: &'static str, fate: Fate) {
             stage.ready("web").await;
         }
     }
+}
+
+async fn given_up(stage: Stage) {
+    stage.snag("u1", "put requests/", Fate::LosesItsAnswer);
+    stage.snag("n1", "hypervisor Define", Fate::IsRefused(0));
+    let Ok(placed) = stage.user(1).schedule("web").await else {
+        return stage.fail("it was not placed").await;
+    };
+    let told = |is: &Sight| is.is(State::Error) && is.says("refused on request") && is.index && !is.claim;
+    stage.until(placed.instance, "in ERROR", told).await;
+    stage.destroyed(placed.instance).await;
+    stage.until_gone(placed.instance).await;
 }
 
 async fn interrupted(stage: Stage) {

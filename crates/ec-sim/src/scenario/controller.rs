@@ -1,5 +1,10 @@
 //! What a controller does when neither an agent nor a tool is there to do it.
 
+use std::time::Duration;
+
+use ec_model::State;
+use tokio::time::sleep;
+
 use super::{Scenario, Stage};
 use crate::{
     acts::say,
@@ -35,6 +40,26 @@ pub(super) const ALL: &[Scenario] = &[
         "agent-restarted-under-a-controller",
         "an agent is away for twenty seconds: no controller marks its node",
         |stage| Box::pin(restarted(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "agent-killed-when-a-controller-sees-again",
+        "a controller has no etcd for ten minutes, before which and in whose last seconds an agent is away: what nobody saw does not count, and its \
+         node is not marked",
+        |stage| Box::pin(blind(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "keys-deleted-of-a-guest-without-its-agent",
+        "an agent is killed, and somebody deletes request and status of its guest by hand: a controller takes the claim away from nobody, for the guest \
+         may be there",
+        |stage| Box::pin(keys_deleted(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "command-asleep-until-it-counts-as-left-over",
+        "a command sleeps before its claim till it counts as left over, and would be killed right behind that: it does not claim any more",
+        |stage| Box::pin(slept(stage)),
     )
     .with_controllers(1),
     Scenario::new(
@@ -109,6 +134,51 @@ async fn restarted(stage: Stage) {
     stage.pass(60).await;
     stage.demand(!is_marked(&stage, 1), "it was not marked").await;
     stage.until_well(guest).await;
+}
+
+async fn blind(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(1);
+    stage.pass(20).await;
+    stage.cut(Actor::Controller(0), 600);
+    stage.start(1);
+    stage.pass(590).await;
+    stage.kill(1);
+    stage.pass(30).await;
+    stage.demand(!is_marked(&stage, 1), "it is not marked").await;
+    stage.start(1);
+    stage.until_well(guest).await;
+}
+
+async fn keys_deleted(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(1);
+    let (keys, node) = (&stage.world.keys, stage.node(1).node);
+    for key in [keys.request(node, guest), keys.status(node, guest)] {
+        stage.delete(&key).await;
+    }
+    stage.stays(guest, 1000, "counted", |is| is.claim).await;
+    stage.start(1);
+    stage.until(guest, "UNCLAIMED and counted", |is| is.is(State::Unclaimed) && is.is_kept()).await;
+    stage.stays(guest, 300, "counted", |is| is.claim).await;
+}
+
+async fn slept(stage: Stage) {
+    let user = stage.user(1);
+    let begun = || !stage.world.store.content(&stage.world.keys.instances()).pairs.is_empty();
+    let (told, ()) = tokio::join!(user.schedule("web"), async {
+        while !begun() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        stage.say("u1 sleeps");
+        stage.snag("u1", "PUT /allocations", Fate::KillsAfterwards);
+        user.sleeps(Duration::from_secs(1000)).await;
+    });
+    stage.demand(told.is_err_and(|why| why.contains("this took minutes")), "it gives up").await;
+    stage.world.clear_snags();
+    let consumers = stage.world.store.content(&format!("{PLACEMENT}/consumers/")).pairs;
+    stage.demand(consumers.is_empty(), "nothing is claimed").await;
+    stage.ready("web").await;
 }
 
 async fn left_over(stage: Stage) {

@@ -1,10 +1,13 @@
 //! etcd is lost, put back to an older backup, away, full; its watches lie.
 
+use std::time::Duration;
+
 use ec_model::State;
 use ec_store::StoreError;
+use tokio::time::sleep;
 
 use super::{Scenario, Stage, stage::Sight};
-use crate::{acts, world::Actor};
+use crate::{acts, catalog::Deed, world::Actor};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -12,6 +15,11 @@ pub(super) const ALL: &[Scenario] = &[
         "etcd is put back to a time when two guests were there that their users destroyed since, and is ahead of what the \
          replica knew before it looks again: the two are not built again, and no room is sold twice",
         |stage| Box::pin(behind_a_release(stage)),
+    ),
+    Scenario::new(
+        "etcd-back-behind-an-image",
+        "etcd is put back to a time when an image was being sent, which is whole by now: its bytes are left, also when it counts as left over",
+        |stage| Box::pin(behind_an_image(stage)),
     ),
     Scenario::new(
         "etcd-back-before-a-guest",
@@ -143,6 +151,23 @@ async fn behind_a_release(stage: Stage) {
     }
     let later = stage.ready("h").await;
     stage.until_well(later).await;
+}
+
+async fn behind_an_image(stage: Stage) {
+    let begun = || !stage.world.store.content(&stage.world.keys.images()).pairs.is_empty();
+    let sent = Deed::Add { name: "debian", parts: Some(3), public: false, protected: false };
+    let user = stage.user(1);
+    let ((), before) = tokio::join!(user.catalogs(sent), async {
+        while !begun() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        stage.back_up()
+    });
+    stage.demand(stage.world.objects().len() == 1, "its bytes are in the store").await;
+    stage.restore(&before);
+    stage.pass(700).await;
+    stage.user(2).catalogs(Deed::List).await;
+    stage.demand(stage.world.objects().len() == 1 && begun(), "and are so still").await;
 }
 
 async fn before_a_guest(stage: Stage) {

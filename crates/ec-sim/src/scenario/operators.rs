@@ -1,5 +1,6 @@
 //! What operators do by hand with placement.
 
+use ec_cloud::Verb;
 use ec_model::{InstanceId, NodeId};
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -15,7 +16,7 @@ pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
         "claim-deleted-and-room-sold",
         "an operator deletes the claim of a guest on a full node, and the room is sold before its node has claimed it again: \
-         as much is kept free for it, and it is counted when there is room",
+         as much is kept free for it, it is not ended for a reboot, and it is counted and rebooted when there is room",
         |stage| Box::pin(sold(stage)),
     ),
     Scenario::new(
@@ -30,6 +31,18 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(moved(stage)),
     )
     .on_nodes(2),
+    Scenario::new(
+        "claim-moved-of-a-stopped-guest",
+        "an operator moves the claim of a stopped guest to another node, and its user starts it: it is not started where nothing is claimed for it, \
+         and is when the other has given it back",
+        |stage| Box::pin(moved_while_stopped(stage)),
+    )
+    .on_nodes(2),
+    Scenario::new(
+        "inventory-taken-away-under-a-guest",
+        "an operator takes the processors out of a node's inventory, which a guest has claimed: that is refused",
+        |stage| Box::pin(in_use(stage)),
+    ),
     Scenario::new(
         "claim-split-by-hand",
         "an operator moves the disk of a running guest's claim to another node: it runs on, neither gives the claim back \
@@ -77,7 +90,7 @@ fn allocations(instance: InstanceId) -> String {
 }
 
 /// Changes where a guest's claim is, and what of.
-async fn change_claim(stage: &Stage, instance: InstanceId, change: impl FnOnce(&mut Value)) {
+pub(super) async fn change_claim(stage: &Stage, instance: InstanceId, change: impl FnOnce(&mut Value)) {
     stage.world.judge(|referee, world| referee.replaced(world));
     let (_, mut claim) = stage.placement(Method::GET, &allocations(instance), None).await;
     for provider in claim["allocations"].as_object_mut().into_iter().flat_map(|all| all.values_mut()) {
@@ -110,7 +123,11 @@ async fn sold(stage: Stage) {
     stage.world.judge(|referee, world| referee.replaced(world));
     stage.placement(Method::DELETE, &allocations(guests[0]), None).await;
     let other = stage.ready("e").await;
-    stage.stays(guests[0], 300, "running", |is| is.is(ec_model::State::Active) && is.runs()).await;
+    let runs = |is: &Sight| is.is(ec_model::State::Active) && is.runs();
+    stage.stays(guests[0], 300, "running", runs).await;
+    // Ended for that, it would stay so.
+    stage.user(1).asks(guests[0], &Verb::Reboot(0)).await;
+    stage.stays(guests[0], 60, "running", runs).await;
     stage.destroyed(guests[1]).await;
     stage.until_gone(guests[1]).await;
     stage.until_well(guests[0]).await;
@@ -142,6 +159,37 @@ async fn moved(stage: Stage) {
     stage.until_well(guest).await;
     let (here, there) = (holds(&stage, guest, placed.node), holds(&stage, guest, other));
     stage.demand(here.is_some() && there.is_none(), "all of the claim is on its own node").await;
+}
+
+async fn moved_while_stopped(stage: Stage) {
+    let placed = stage.placed("web").await;
+    let guest = placed.instance;
+    stage.until_well(guest).await;
+    let user = stage.user(1);
+    stage.demand(user.wish(guest, &Verb::Stop(0)).await.is_ok(), "it is stopped").await;
+    let other = if placed.node == stage.node(1).node { stage.node(2).node } else { stage.node(1).node };
+    change_claim(&stage, guest, |claim| {
+        let amounts = claim[placed.node.to_string()].clone();
+        *claim = json!({(other.to_string()): amounts});
+    })
+    .await;
+    // So that its node has looked.
+    stage.pass(60).await;
+    user.asks(guest, &Verb::Start).await;
+    stage.stays(guest, 10, "down", |is| !is.runs()).await;
+    stage.until_well(guest).await;
+}
+
+async fn in_use(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let path = format!("/resource_providers/{}/inventories", stage.node(1).node);
+    let (_, mut inventories) = stage.placement(Method::GET, &path, None).await;
+    if let Some(all) = inventories["inventories"].as_object_mut() {
+        all.remove("VCPU");
+    }
+    let (status, _) = stage.placement(Method::PUT, &path, Some(inventories)).await;
+    stage.demand(status == 409, "it is refused").await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
 }
 
 async fn split(stage: Stage) {
@@ -183,23 +231,34 @@ async fn moved_early(stage: Stage) {
     stage.placement(Method::DELETE, &allocations(placed.instance), None).await;
 }
 
-async fn others(stage: Stage) {
+fn stranger(number: u8) -> InstanceId {
+    InstanceId::new(uuid::Uuid::from_u128(0xf00d + u128::from(number)))
+}
+
+/// So many processors of the first node are claimed by a stranger of this number; where that claim lies.
+pub(super) async fn others_claim(stage: &Stage, number: u8, vcpus: u64) -> String {
     let node = stage.node(1).node;
-    let stranger = InstanceId::new(uuid::Uuid::from_u128(0xf00d));
     let claim = json!({
-        "allocations": {(node.to_string()): {"resources": {"VCPU": 1}}}, "project_id": "p", "user_id": "u",
+        "allocations": {(node.to_string()): {"resources": {"VCPU": vcpus}}}, "project_id": "p", "user_id": "u",
         "consumer_generation": null, "consumer_type": "OTHERS",
     });
-    let (status, _) = stage.placement(Method::PUT, &allocations(stranger), Some(claim)).await;
+    let path = allocations(stranger(number));
+    let (status, _) = stage.placement(Method::PUT, &path, Some(claim)).await;
     stage.demand(status == 204, "others have a claim").await;
+    path
+}
+
+async fn others(stage: Stage) {
+    let node = stage.node(1).node;
+    let claim = others_claim(&stage, 0, 1).await;
     for name in ["a", "b", "c"] {
         stage.ready(name).await;
     }
     let told = stage.user(1).schedule("d").await;
     stage.demand(told.is_err(), "it counts").await;
     stage.pass(1800).await;
-    stage.demand(holds(&stage, stranger, node) == Some(1), "it is left alone").await;
-    stage.placement(Method::DELETE, &allocations(stranger), None).await;
+    stage.demand(holds(&stage, stranger(0), node) == Some(1), "it is left alone").await;
+    stage.placement(Method::DELETE, &claim, None).await;
     stage.ready("d").await;
 }
 

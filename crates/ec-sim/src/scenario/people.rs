@@ -8,6 +8,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::Stage;
 use crate::{
+    catalog,
     life::Life,
     user::{self, Order},
     volumes,
@@ -62,6 +63,18 @@ impl User {
             boot: None,
         })
         .await
+    }
+
+    /// As after Ctrl-Z, till so long is over.
+    pub(super) async fn sleeps(&self, time: Duration) {
+        self.stage.world.have_sleep(self.actor, &self.life, time).await;
+    }
+
+    /// Does something with the catalogue.
+    pub(super) async fn catalogs(&self, deed: catalog::Deed) {
+        if let Ok(cloud) = self.cloud() {
+            catalog::perform(&self.stage.world, self.actor, cloud, deed).await;
+        }
     }
 
     /// Asks for a guest that boots from this volume.

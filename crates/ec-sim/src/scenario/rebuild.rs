@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_cloud::Verb;
-use ec_hypervisor::Operation;
+use ec_hypervisor::{HypervisorError, Operation};
 use ec_model::{CopyOf, ImageRef, InstanceId, State, Workload};
 
 use super::{Scenario, Stage, stage::Sight};
@@ -44,6 +44,27 @@ pub(super) const ALL: &[Scenario] = &[
         "rebuild-of-another-copy",
         "the agent is killed when it has copied a volume for a rebuild, and another volume is wished then: the guest has a copy of that",
         |stage| Box::pin(another_copy(stage)),
+    ),
+    Scenario::new(
+        "rebuild-wished-again-by-an-older-etcd",
+        "the agent is killed when the new disk of a stopped guest is made, etcd put back to before that was wished, so that it goes, and then to one in \
+         which it is wished: it is made again",
+        |stage| Box::pin(wished_again(stage)),
+    ),
+    Scenario::new(
+        "rebuild-after-a-record-was-mended",
+        "somebody damages the node's record of a guest, and mends it before a rebuild: the guest has its new disk",
+        |stage| Box::pin(mended(stage)),
+    ),
+    Scenario::new(
+        "rebuild-unheard-of-and-overtaken",
+        "nobody hears that a rebuild was written, and somebody else wishes another meanwhile: that is made, and the first is told that nobody knows",
+        |stage| Box::pin(overtaken(stage)),
+    ),
+    Scenario::new(
+        "rebuild-that-fails-when-another-is-wished",
+        "a volume cannot be copied for a rebuild, and another is wished before that is known: the guest has a copy of that, and nothing is told to have failed",
+        |stage| Box::pin(fails_late(stage)),
     ),
     Scenario::new(
         "rebuild-made-late",
@@ -161,17 +182,96 @@ async fn lost_disk(stage: Stage) {
     stage.until_well(guest).await;
 }
 
+async fn wished_again(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let stopped = stage.user(1).wish(guest, &Verb::Stop(0)).await;
+    stage.demand(stopped == Ok(Some(State::Stopped)), "it is stopped").await;
+    let before = stage.back_up();
+    stage.snag("n1", "hypervisor ReplaceOverlay", Fate::Kills);
+    stage.user(1).asks(guest, &Verb::Rebuild(None)).await;
+    stage.until_down(1).await;
+    let wished = stage.back_up();
+    stage.restore(&before);
+    stage.start(1);
+    let kept = |is: &Sight| is.is(State::Stopped) && is.is_kept();
+    stage.until(guest, "without a disk to come", |is| kept(is) && !is.successor).await;
+    stage.demand(replaced(&stage, guest) == 0, "it has the disk that it had").await;
+    stage.restore(&wished);
+    stage.pass(60).await;
+    stage.until(guest, "STOPPED", kept).await;
+    stage.demand(replaced(&stage, guest) == 1, "it has a new disk").await;
+}
+
+async fn mended(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.expects_trouble(guest);
+    stage.say("damages the record of i1 on n1");
+    stage.demand(stage.node(1).garble_record(guest), "the record is damaged").await;
+    stage.until(guest, "told to be without a record", |is| is.says("cannot be read")).await;
+    stage.say("mends it");
+    stage.node(1).mend_records();
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+    stage.demand(replaced(&stage, guest) == 1, "it has a new disk").await;
+}
+
+/// Two volumes beside a guest, to be copied.
+async fn two_to_copy(stage: &Stage, guest: InstanceId) -> [CopyOf; 2] {
+    let mut copies = [guest; 2];
+    for copy in &mut copies {
+        let order = Order { near: Some(guest), ..Order::SMALL };
+        match stage.user(1).makes_volume(order).await {
+            Ok(volume) => *copy = volume,
+            Err(_) => stage.fail("no volume was made").await,
+        }
+        stage.until(*copy, "there", |is| is.is(State::Active) && is.volume).await;
+    }
+    copies.map(|volume| CopyOf::disk(Workload::Volume, volume))
+}
+
+async fn overtaken(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let copies = two_to_copy(&stage, guest).await;
+    let [first, second] = [0, 1].map(|number| Verb::Rebuild(Some(ImageRef::copy_of(&copies[number]))));
+    stage.snag("u1", "put requests/n1/i1 Active", Fate::LosesItsAnswer);
+    let (one, other) = (stage.user(1), stage.user(2));
+    let (told, done) = tokio::join!(one.wish(guest, &first), async {
+        stage.pass(1).await;
+        other.wish(guest, &second).await
+    });
+    stage.demand(told.is_err() && done.is_ok(), "the last is done, of the first nobody knows").await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
+    let origin = stage.node(1).hypervisor.origin(guest);
+    stage
+        .demand(origin == Some(copies[1].to_string()), "it has a copy of the one that was wished last")
+        .await;
+}
+
+async fn fails_late(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let copies = two_to_copy(&stage, guest).await;
+    let [first, second] = [0, 1].map(|number| Verb::Rebuild(Some(ImageRef::copy_of(&copies[number]))));
+    let hypervisor = &stage.node(1).hypervisor;
+    hypervisor.set_latency(Operation::CreateSuccessor, Duration::from_secs(5));
+    let refusal = HypervisorError::Failed { what: "copy it".into(), detail: "refused on request".into() };
+    hypervisor.fail_next(Operation::CreateSuccessor, refusal);
+    let (one, other) = (stage.user(1), stage.user(2));
+    let (told, done) = tokio::join!(one.wish(guest, &first), async {
+        stage.pass(2).await;
+        other.wish(guest, &second).await
+    });
+    hypervisor.set_latency(Operation::CreateSuccessor, Duration::ZERO);
+    stage.demand(told.is_err() && done.is_ok(), "the last is done").await;
+    stage.until_well(guest).await;
+    let origin = hypervisor.origin(guest);
+    stage
+        .demand(origin == Some(copies[1].to_string()), "it has a copy of the one that was wished last")
+        .await;
+}
+
 async fn another_copy(stage: Stage) {
     let guest = stage.ready("web").await;
-    let mut copies = Vec::new();
-    for _ in 0..2 {
-        let order = Order { near: Some(guest), ..Order::SMALL };
-        let Ok(volume) = stage.user(1).makes_volume(order).await else {
-            return stage.fail("no volume was made").await;
-        };
-        stage.until(volume, "there", |is| is.is(State::Active) && is.volume).await;
-        copies.push(CopyOf::disk(Workload::Volume, volume));
-    }
+    let copies = two_to_copy(&stage, guest).await;
     let of = |copy: &CopyOf| Verb::Rebuild(Some(ImageRef::copy_of(copy)));
     stage.snag("n1", "hypervisor CreateSuccessor", Fate::KillsAfterwards);
     let (user, next) = (stage.user(1), stage.user(2));

@@ -18,6 +18,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(request_deleted(stage)),
     ),
     Scenario::new(
+        "request-put-back-of-what-was-destroyed",
+        "somebody puts the request of a destroyed guest back by hand, whose node's agent was started anew since: it knows that it was destroyed, and takes \
+         it away",
+        |stage| Box::pin(put_back(stage)),
+    ),
+    Scenario::new(
         "request-garbage",
         "somebody puts garbage in place of a request: nothing of the guest is touched, a destroy says why it is refused, and \
          when it is mended all goes on",
@@ -77,8 +83,8 @@ pub(super) const ALL: &[Scenario] = &[
     ),
     Scenario::new(
         "claim-garbage",
-        "somebody puts garbage in place of a claim in placement: the guest runs on and its room is not sold; when the claim \
-         is deleted it is made again",
+        "somebody puts garbage in place of a claim in placement: the guest runs on and its room is not sold, by a replica that is started anew \
+         either; when the claim is deleted it is made again",
         |stage| Box::pin(claim_garbage(stage)),
     ),
     Scenario::new(
@@ -124,6 +130,19 @@ async fn request_deleted(stage: Stage) {
     stage.until(guest, "UNCLAIMED and kept", kept).await;
     stage.stays(guest, 900, "UNCLAIMED and kept", kept).await;
     stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+}
+
+async fn put_back(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let whole = stage.get(&request(&stage, 1, guest)).unwrap_or_default();
+    stage.destroyed(guest).await;
+    stage.until_gone(guest).await;
+    stage.kill(1);
+    stage.start(1);
+    stage.pass(60).await;
+    stage.put(&request(&stage, 1, guest), whole).await;
+    stage.pass(5).await;
     stage.until_gone(guest).await;
 }
 
@@ -277,6 +296,12 @@ async fn claim_garbage(stage: Stage) {
     stage.stays(guests[0], 120, "running", |is| is.is(State::Active) && is.runs()).await;
     let told = stage.user(1).schedule("e").await;
     stage.demand(told.is_err(), "its room is not sold").await;
+    // What it was is known by etcd's history alone.
+    stage.kill_replica(1);
+    stage.start_replica(1);
+    stage.pass(10).await;
+    let told = stage.user(1).schedule("e").await;
+    stage.demand(told.is_err(), "it is not sold by who reads all anew").await;
     stage.delete(&key).await;
     stage.until(guests[0], "counted again", |is| is.is_well() && is.asked_for == Some(Desired::Active)).await;
 }

@@ -5,8 +5,15 @@ use std::time::Duration;
 use ec_cloud::Verb;
 use ec_hypervisor::{Hypervisor, Operation};
 use ec_model::{InstanceId, Restart, State};
+use reqwest::Method;
+use serde_json::json;
 
-use super::{Scenario, Stage, people::SMALL, stage::Sight};
+use super::{
+    Scenario, Stage,
+    operators::{change_claim, others_claim},
+    people::SMALL,
+    stage::Sight,
+};
 use crate::{fashion::resize as to, referee::claimed, snag::Fate, user::Order};
 
 pub(super) const ALL: &[Scenario] = &[
@@ -46,11 +53,34 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(lost(stage)),
     ),
     Scenario::new(
+        "resize-lost-while-it-is-stopped",
+        "the same of a guest that is stopped and defined anew for that: it is measured again, and has what it had",
+        |stage| Box::pin(lost_while_stopped(stage)),
+    ),
+    Scenario::new(
+        "resize-claimed-and-its-domain-gone",
+        "the command is killed between its claim and its wish, and somebody undefines the guest: it is defined as large as it was",
+        |stage| Box::pin(claimed_alone(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
         "resize-with-a-killed-caller",
         "the command is killed between its claim and its wish: said again it goes on; left alone, a controller gives back what it had claimed",
         |stage| Box::pin(killed_caller(stage)),
     )
     .with_controllers(1),
+    Scenario::new(
+        "resize-claimed-twice",
+        "two commands are killed between their claims and their wishes, the second when a controller is about to give back what the first claimed: it waits \
+         anew",
+        |stage| Box::pin(claimed_twice(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "resize-without-room-when-it-may-have-grown",
+        "the agent is killed when it has given a guest more, and an operator gives the room for that to others: the guest ends to have what it had",
+        |stage| Box::pin(room_lost(stage)),
+    ),
     Scenario::new(
         "resize-with-a-late-claim",
         "placement gets a claim for another size when its command has given up: a controller gives it back",
@@ -243,6 +273,39 @@ async fn lost(stage: Stage) {
     stage.stays(guest, 60, "well", Sight::is_well).await;
 }
 
+async fn lost_while_stopped(stage: Stage) {
+    let guest = stage.ready("web").await;
+    does(&stage, guest, &Verb::Stop(0)).await;
+    let before = stage.back_up();
+    for fate in [Fate::Kills, Fate::KillsAfterwards] {
+        stage.snag("n1", "hypervisor Redefine", fate);
+        stage.user(1).asks(guest, &to(2, 1)).await;
+        stage.until_down(1).await;
+        stage.restore(&before);
+        stage.start(1);
+        stage.pass(200).await;
+        is(&stage, guest, (1, 1), (1, 1)).await;
+    }
+    stage.stays(guest, 60, "STOPPED", |is| is.is(State::Stopped) && !is.runs() && is.is_kept()).await;
+}
+
+async fn claimed_alone(stage: Stage) {
+    let guest = stage.ready("web").await;
+    does(&stage, guest, &Verb::Stop(0)).await;
+    stage.snag("u1", "put instances/", Fate::Kills);
+    let told = stage.user(1).wish(guest, &to(2, 1)).await;
+    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    // Its node has seen by then what is claimed.
+    stage.pass(40).await;
+    stage.undefine(1, guest);
+    stage.until(guest, "defined again", |is| is.domain.is_some()).await;
+    is(&stage, guest, (1, 1), (2, 1)).await;
+    stage.pass(200).await;
+    is(&stage, guest, (1, 1), (1, 1)).await;
+    does(&stage, guest, &Verb::Start).await;
+    stage.until_well(guest).await;
+}
+
 async fn killed_caller(stage: Stage) {
     let guest = stage.ready("web").await;
     for fate in [Fate::Kills, Fate::KillsAfterwards] {
@@ -262,6 +325,45 @@ async fn killed_caller(stage: Stage) {
     stage.pass(200).await;
     is(&stage, guest, (2, 1), (2, 1)).await;
     stage.stays(guest, 60, "well", Sight::is_well).await;
+}
+
+async fn claimed_twice(stage: Stage) {
+    let guest = stage.ready("web").await;
+    for (verb, claimed) in [(to(2, 1), (2, 1)), (to(2, 2), (2, 2))] {
+        stage.snag("u1", "put instances/", Fate::Kills);
+        let told = stage.user(1).wish(guest, &verb).await;
+        stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+        stage.pass(80).await;
+        is(&stage, guest, (1, 1), claimed).await;
+    }
+    stage.pass(100).await;
+    is(&stage, guest, (1, 1), (1, 1)).await;
+}
+
+async fn room_lost(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.snag("n1", "hypervisor Grow ", Fate::KillsAfterwards);
+    stage.user(1).asks(guest, &to(2, 1)).await;
+    stage.until_down(1).await;
+    stage.expects_trouble(guest);
+    change_claim(&stage, guest, |claim| {
+        for provider in claim.as_object_mut().into_iter().flat_map(|all| all.values_mut()) {
+            provider["resources"]["VCPU"] = json!(1);
+        }
+    })
+    .await;
+    let others = [others_claim(&stage, 0, 2).await, others_claim(&stage, 1, 1).await];
+    stage.start(1);
+    stage
+        .until(guest, "told that it has no room", |is| {
+            let resized = is.status.as_ref().and_then(|status| status.resized.as_ref());
+            is.is_well() && resized.is_some_and(|resized| resized.failed.is_some())
+        })
+        .await;
+    is(&stage, guest, (1, 1), (1, 1)).await;
+    for claim in &others {
+        stage.placement(Method::DELETE, claim, None).await;
+    }
 }
 
 async fn late_claim(stage: Stage) {

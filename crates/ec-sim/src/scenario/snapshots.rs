@@ -108,6 +108,7 @@ async fn restored_while_started(stage: Stage) {
     };
     stop().await;
     // Its agent has not heard of it when the restore looks.
+    stage.cut(stage.agent(1), 5);
     stage.user(2).asks(guest, &Verb::Start).await;
     stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
     stage.until_well(guest).await;

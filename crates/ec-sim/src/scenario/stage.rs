@@ -324,7 +324,8 @@ impl Stage {
     pub(super) async fn placement(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
         self.say(format!("asks placement by hand: {method} {path}"));
         let answer = self.ask_placement(method, path, body).await;
-        self.say(format!("     is answered with {}", answer.0));
+        let why = answer.1["errors"][0]["detail"].as_str().unwrap_or_default().trim().to_owned();
+        self.say(format!("     is answered with {} {why}", answer.0).trim_end());
         answer
     }
 

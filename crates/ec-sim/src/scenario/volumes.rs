@@ -1,7 +1,9 @@
 //! Volumes: given, taken, extended, copied and deleted, whatever breaks meanwhile.
 
+use std::time::Duration;
+
 use ec_hypervisor::Operation;
-use ec_model::{InstanceId, State};
+use ec_model::{InstanceId, NodeId, State};
 use ec_plan::verbs::Verb;
 use reqwest::Method;
 
@@ -30,6 +32,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(raced_for(stage)),
     ),
     Scenario::new(
+        "volume-not-let-go-of",
+        "a hypervisor does not take a volume from its guest for a while: till it has, nobody else is given it",
+        |stage| Box::pin(not_let_go(stage)),
+    ),
+    Scenario::new(
         "volume-deleted-while-detaching",
         "a volume is deleted before its guest has let go of it: that is refused, and done once it has",
         |stage| Box::pin(deleted_while_detaching(stage)),
@@ -47,6 +54,26 @@ pub(super) const ALL: &[Scenario] = &[
     )
     .on_nodes(2)
     .on_shared_storage(),
+    Scenario::new(
+        "volume-moved-while-it-grows",
+        "on shared storage a volume is to go to another node while it is made larger: that is refused till it is",
+        |stage| Box::pin(moved_while_growing(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volume-known-to-two-nodes",
+        "on shared storage an older etcd has a volume where it was before, then etcd loses everything: of two nodes that knew it the one that has it brings it \
+         back",
+        |stage| Box::pin(known_to_two(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volume-made-with-more-claimed",
+        "a command that extends a volume is killed behind its claim, before the volume is made: it is made as large as is asked for",
+        |stage| Box::pin(made_with_more_claimed(stage)),
+    ),
     Scenario::new(
         "volume-and-a-closed-host",
         "on shared storage new volumes go neither to a host whose disk is nearly full nor to one that an operator disabled",
@@ -500,6 +527,64 @@ async fn handed_to_who_does_not_hear(stage: Stage) {
     stage.pass(200).await;
     stage.until(volume, "there", there).await;
     stage.demand(is_there(), "and does so still").await;
+}
+
+async fn not_let_go(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let volume = near(&stage, guests[0]).await;
+    given(&stage, volume, guests[0]).await;
+    stage.world.snag("n1", "hypervisor SetVolumes i1", Fate::IsRefused(0), 3);
+    stage.demand(stage.user(1).detaches(volume).await.is_err(), "it is told that it has it still").await;
+    let refused = stage.user(2).attaches(volume, guests[1]).await;
+    stage.demand(refused.is_err_and(|why| why.contains("has it")), "the other is not given it").await;
+    stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
+    stage.pass(5).await;
+    given(&stage, volume, guests[1]).await;
+}
+
+/// A volume, and the node that it is not on.
+async fn and_other_node(stage: &Stage) -> (InstanceId, NodeId) {
+    let volume = made(stage, Order::SMALL).await;
+    let is_first = observed(stage.node(1), volume).is_some_and(|seen| seen.volume);
+    (volume, stage.node(if is_first { 2 } else { 1 }).node)
+}
+
+async fn moved_while_growing(stage: Stage) {
+    let (volume, other) = and_other_node(&stage).await;
+    for node in [1, 2] {
+        stage.node(node).hypervisor.set_latency(Operation::GrowDisk, Duration::from_secs(5));
+    }
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    let refused = stage.user(2).moves(volume, other).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("being changed")), "it does not go yet").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
+    stage.demand(stage.user(2).moves(volume, other).await.is_ok(), "it goes").await;
+}
+
+async fn known_to_two(stage: Stage) {
+    let (volume, other) = and_other_node(&stage).await;
+    let before = stage.back_up();
+    stage.demand(stage.user(1).moves(volume, other).await.is_ok(), "it goes to the other").await;
+    stage.restore(&before);
+    stage.pass(60).await;
+    stage.empty_etcd();
+    stage.pass(120).await;
+    stage.demand(stage.user(1).heals().await == Ok(1), "it is brought back once").await;
+    stage.until(volume, "there", there).await;
+    stage.demand(stage.user(1).heals().await == Ok(0), "nothing is left to bring back").await;
+}
+
+async fn made_with_more_claimed(stage: Stage) {
+    stage.snag("n1", "put status/n1/i1", Fate::Kills);
+    let Ok(volume) = stage.user(1).makes_volume(Order::SMALL).await else {
+        return stage.fail("it was not placed").await;
+    };
+    stage.until_down(1).await;
+    stage.snag("u1", "put instances/", Fate::Kills);
+    let told = stage.user(1).extends(volume, 3).await;
+    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    stage.start(1);
+    stage.until(volume, "there", |is| there(is) && is.disk_bytes == 1 << 30).await;
 }
 
 async fn deleted_where_it_is_not(stage: Stage) {
