@@ -102,6 +102,8 @@ pub struct Facts {
 /// take away what was sent.
 pub struct Upload {
     stored: Stored,
+    /// The store was asked to make one of all that came, and may do so after its answer is waited for no more.
+    is_last: bool,
 }
 
 /// All images that the project may use, by name; but for one that was deleted, of which bytes may come late.
@@ -201,12 +203,13 @@ pub async fn add_image(
         let txn = cloud.keys.names_of_image(&record).into_iter().fold(txn, |txn, name| txn.put(name, ""));
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                return Ok(Upload { stored: Stored { doc: Doc::new(record), revision: outcome.revision } });
+                let stored = Stored { doc: Doc::new(record), revision: outcome.revision };
+                return Ok(Upload { stored, is_last: false });
             }
             Ok(_) => free(cloud, &new.name, &is_whole, &remove).await?,
             Err(error @ StoreError::Unknown(_)) => match read(cloud, id).await? {
                 Some(stored) if stored.doc.record.status != ImageStatus::PendingDelete => {
-                    return Ok(Upload { stored });
+                    return Ok(Upload { stored, is_last: false });
                 }
                 // Or somebody has deleted it since.
                 Some(_) | None => return Err(error.into()),
@@ -273,7 +276,7 @@ pub async fn delete_image(
                 "the image `{text}` is protected: `eschedule image set {text} --unprotected` lets it be deleted"
             )));
         }
-        if take_away(cloud, stored, false, &remove).await? {
+        if take_away(cloud, stored, true, &remove).await? {
             return Ok(image);
         }
         stored = found(cloud, &image.id.to_string()).await?;
@@ -329,6 +332,15 @@ impl Upload {
         self.write(cloud, |image| image.upload.clone_from(&upload)).await
     }
 
+    /// The same for the last time: from here on all may be in the store, also when who sent it has given up.
+    ///
+    /// # Errors
+    /// As [`Self::go_on`].
+    pub async fn complete(&mut self, cloud: &Cloud, upload: Option<String>) -> CloudResult<()> {
+        self.is_last = true;
+        self.go_on(cloud, upload).await
+    }
+
     /// The same while it goes on: an etcd that does not answer is no reason to give up until others may soon take it for left over.
     ///
     /// # Errors
@@ -366,7 +378,8 @@ impl Upload {
         Ok(self.image().clone())
     }
 
-    /// It is not to be: takes away what came, and the record.
+    /// It is not to be: takes away what came, and the record; but where all may yet come, that stays until it cannot any more, so that
+    /// it is found.
     ///
     /// # Errors
     /// What is left goes later, by whoever comes across it.
@@ -378,7 +391,7 @@ impl Upload {
         let image = self.image().clone();
         let mut stored = self.stored;
         for _ in 0..TRIES {
-            if take_away(cloud, stored, true, &remove).await? {
+            if take_away(cloud, stored, self.is_last, &remove).await? {
                 return Ok(());
             }
             // Somebody else was quicker, and may have been so before the last bytes came.

@@ -179,7 +179,16 @@ async fn add(world: &Arc<World>, cloud: &Cloud, new: &NewImage, parts: Option<u6
             world.way().await;
             upload.go_on(cloud, Some(format!("part-{part}"))).await?;
         }
+        upload.complete(cloud, Some("all".to_owned())).await?;
         _ = cloud.host.blocking(|| ()).await;
+        if world.chance(world.storm().etcd) {
+            let (world, late) = (Arc::clone(world), world.millis(1..60_000));
+            tokio::spawn(async move {
+                sleep(late).await;
+                world.store_object(id);
+            });
+            return Err(CloudError::Refused("the image store does not answer".to_owned()));
+        }
         world.store_object(id);
         let facts = Facts {
             size: 512,

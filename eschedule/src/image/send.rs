@@ -227,7 +227,7 @@ async fn bytes(
     }
     // The last look whether it is still ours: what is whole from here on has a record that knows it.
     let part = sending.upload();
-    upload.go_on(cloud, part.clone()).await?;
+    upload.complete(cloud, part.clone()).await?;
     let finished = async { sending.finish().await.map_err(stored) };
     attended(cloud, upload, part, &mut alive, stop, finished).await?;
     Ok(facts(probed))

@@ -68,7 +68,7 @@ pub(super) async fn drop_left_over(
             image.id
         )));
     }
-    take_away(cloud, stored, false, remove).await
+    take_away(cloud, stored, true, remove).await
 }
 
 /// Takes names away whose images are not there: both are written and deleted together, so somebody took the record away by hand.
@@ -164,12 +164,13 @@ fn decoded(doc: Doc<Image>) -> Doc<Image> {
 }
 
 /// Marks an image as going, takes its bytes away, then the record; whoever comes after one that was killed goes on with it. Where
-/// its sender may be alive, and this is not it, the record stays until that cannot be: bytes that come late are found by it.
+/// bytes `may_come` late, since somebody else may be sending them or the store may be about to have them whole, the record stays until
+/// that cannot be: they are found by it.
 /// Answers whether it is gone; not where somebody else has changed it since it was read.
 pub(super) async fn take_away(
     cloud: &Cloud,
     stored: Stored,
-    is_sender: bool,
+    may_come: bool,
     remove: &impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<bool> {
     let stored = if stored.doc.record.status == ImageStatus::PendingDelete {
@@ -184,7 +185,7 @@ pub(super) async fn take_away(
     if stored.doc.record.stored {
         remove(&stored.doc.record).await?;
     }
-    if !is_sender && stored.doc.record.may_be_sent(cloud.host.now()) {
+    if may_come && stored.doc.record.may_be_sent(cloud.host.now()) {
         return Ok(true);
     }
     let key = cloud.keys.image(stored.doc.record.id);

@@ -304,6 +304,29 @@ async fn bytes_that_come_after_their_image_was_deleted_are_found_though_who_sent
 }
 
 #[tokio::test]
+async fn bytes_that_a_store_makes_whole_after_their_sender_gave_up_are_found() {
+    let world = World::new();
+    let cloud = world.cloud("p");
+    for is_last in [true, false] {
+        let mut upload = world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
+        let image = upload.image().clone();
+        if is_last {
+            upload.complete(&cloud, Some("parts".into())).await.unwrap();
+        }
+        upload.give_up(&cloud, async |image: &Image| world.remove(image).await).await.unwrap();
+        assert!(images(&cloud).await.unwrap().is_empty(), "there is none for all that anybody sees");
+        assert_eq!(world.keys().len(), usize::from(is_last));
+        if is_last {
+            world.send(&image).await;
+            world.clock.0.fetch_add(600, Ordering::Relaxed);
+            world.tend(&cloud).await;
+        }
+        assert!(world.objects.lock().unwrap().is_empty());
+        assert_eq!(world.keys(), Vec::<String>::new());
+    }
+}
+
+#[tokio::test]
 async fn bytes_are_in_the_store_until_an_images_end_and_not_before_all_came() {
     let world = World::new();
     let cloud = world.cloud("p");

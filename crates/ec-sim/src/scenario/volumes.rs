@@ -89,6 +89,13 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-deleted-and-its-way-there-back",
+        "on shared storage a volume was deleted on the node that it went to, and etcd is put back to a time when it was on its way there: it stays deleted",
+        |stage| Box::pin(way_back(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-handed-to-who-does-not-hear",
         "a volume goes back to a node where it was deleted once, and whose watches tell nothing: its disk waits there until the node reads that it is asked for",
         |stage| Box::pin(handed_to_who_does_not_hear(stage)),
@@ -585,6 +592,26 @@ async fn made_with_more_claimed(stage: Stage) {
     stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
     stage.start(1);
     stage.until(volume, "there", |is| there(is) && is.disk_bytes == 1 << 30).await;
+}
+
+async fn way_back(stage: Stage) {
+    let (volume, other) = and_other_node(&stage).await;
+    let number = if stage.node(1).node == other { 1 } else { 2 };
+    stage.snag(if number == 1 { "n1" } else { "n2" }, "put status/", Fate::Kills);
+    let user = stage.user(1);
+    let (done, before) = tokio::join!(user.moves(volume, other), async {
+        stage.until_down(number).await;
+        let before = stage.back_up();
+        stage.start(number);
+        before
+    });
+    stage.demand(done.is_ok(), "it goes there").await;
+    stage.demand(user.deletes(volume).await.is_ok(), "it is deleted").await;
+    stage.until_gone(volume).await;
+    stage.restore(&before);
+    stage.pass(200).await;
+    let is = stage.sight(volume);
+    stage.demand(is.request.is_none() && is.status.is_none() && !is.claim, "it is deleted again").await;
 }
 
 async fn deleted_where_it_is_not(stage: Stage) {
