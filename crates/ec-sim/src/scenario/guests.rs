@@ -30,6 +30,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(record_damaged(stage)),
     ),
     Scenario::new(
+        "record-damaged-and-all-else-lost",
+        "the node's own record of a guest is damaged, etcd loses everything, and somebody ends and undefines the guest: nobody can tell that it never ran, \
+         and its disk is kept",
+        |stage| Box::pin(all_lost(stage)),
+    ),
+    Scenario::new(
         "guest-powers-off",
         "a guest powers itself off: it is STOPPED with the reason and kept",
         |stage| Box::pin(ends(stage, End::ByGuest, "powered itself off")),
@@ -112,6 +118,22 @@ async fn record_damaged(stage: Stage) {
     stage.stays(guest, 300, "well", Sight::is_well).await;
     stage.destroyed(guest).await;
     stage.until_gone(guest).await;
+}
+
+async fn all_lost(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(1);
+    stage.expects_trouble(guest);
+    stage.say(format!("damages the record of {guest} on n1"));
+    stage.demand(stage.node(1).garble_record(guest), "the record is damaged").await;
+    stage.empty_etcd();
+    stage.end_guest(1, guest, End::ByHand);
+    stage.undefine(1, guest);
+    stage.start(1);
+    stage.stays(guest, 300, "kept", |is| is.volume && is.record).await;
+    stage.say("mends it");
+    stage.node(1).mend_records();
+    stage.until(guest, "UNCLAIMED", |is| is.is(State::Unclaimed) && is.volume && is.claim).await;
 }
 
 async fn ends(stage: Stage, why: End, reason: &'static str) {

@@ -28,6 +28,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(deleted(stage)),
     ),
     Scenario::new(
+        "heal-of-what-was-not-heard",
+        "a guest's node is down while its user stops it, and somebody deletes the request before it heard: a heal brings back what it had heard",
+        |stage| Box::pin(not_heard(stage)),
+    ),
+    Scenario::new(
         "unlock-of-what-was-lost",
         "somebody deletes the request of a guest that is locked, and it is not healed: it is destroyed as soon as it is unlocked",
         |stage| Box::pin(locked_and_lost(stage)),
@@ -176,6 +181,21 @@ async fn deleted(stage: Stage) {
     let is = record(&stage, guest).is_some_and(|record| record.locked.is_some());
     stage.demand(is, "it is locked").await;
     stage.user(1).wish(guest, &Verb::Unlock).await.ok();
+}
+
+async fn not_heard(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(1);
+    stage.user(1).asks(guest, &Verb::Stop(0)).await;
+    stage.user(1).asks(guest, &crate::fashion::resize(2, 1)).await;
+    acts::delete_request(&stage.world, stage.node(1), guest, false).await;
+    stage.start(1);
+    until_unclaimed(&stage, &[guest]).await;
+    let before = acts_upon(&stage, guest);
+    healed(&stage, 1).await;
+    stage.until_well(guest).await;
+    stage.stays(guest, 120, "well", Sight::is_well).await;
+    stage.demand(acts_upon(&stage, guest) == before, "nothing was done to it").await;
 }
 
 async fn locked_and_lost(stage: Stage) {

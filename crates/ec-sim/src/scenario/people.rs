@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_cloud::{Cloud, Scheduled, Verb, View};
-use ec_model::{AccessKind, InstanceId, NodeId, Policy, Restart, State};
+use ec_model::{AccessKind, CopyOf, InstanceId, NodeId, Policy, Restart, State};
 use tokio_util::sync::CancellationToken;
 
 use super::Stage;
@@ -151,6 +151,11 @@ impl User {
         let restored =
             volumes::restore_all(&self.stage.world, self.actor, self.cloud()?, snapshot, &self.stop);
         self.living(restored).await
+    }
+
+    /// Has a volume be as this is.
+    pub(super) async fn remakes(&self, volume: InstanceId, of: &CopyOf) -> Result<(), String> {
+        self.living(volumes::restore(&self.stage.world, self.actor, self.cloud()?, volume, of)).await
     }
 
     /// Has a volume be with another node, and waits until it is.

@@ -32,8 +32,13 @@ pub(super) const ALL: &[Scenario] = &[
     ),
     Scenario::new(
         "rebuild-with-a-lost-record",
-        "somebody deletes the node's record and the status of a guest that was rebuilt: its disk is not made anew again",
+        "somebody deletes the node's record of a guest that was rebuilt, and then the status, too: its disk is not made anew again",
         |stage| Box::pin(lost_record(stage)),
+    ),
+    Scenario::new(
+        "rebuild-behind-a-clock-that-went-back",
+        "a user rebuilds a guest, all clocks go back by an hour, and the user rebuilds it again: it has another disk",
+        |stage| Box::pin(clock_back(stage)),
     ),
     Scenario::new(
         "rebuild-of-a-lost-disk",
@@ -162,15 +167,30 @@ async fn lost_record(stage: Stage) {
     let guest = stage.ready("web").await;
     rebuilt(&stage, guest).await;
     stage.until_well(guest).await;
-    stage.kill(1);
-    stage.say("somebody deletes the record of i1 on n1");
     stage.expects_trouble(guest);
-    stage.node(1).lose_record(guest);
-    stage.delete(&format!("/ecompute/status/{}/{guest}", stage.node(1).node)).await;
-    stage.start(1);
+    for with_status in [false, true] {
+        stage.kill(1);
+        stage.say("somebody deletes the record of i1 on n1");
+        stage.node(1).lose_record(guest);
+        if with_status {
+            stage.delete(&format!("/ecompute/status/{}/{guest}", stage.node(1).node)).await;
+        }
+        stage.start(1);
+        stage.until_well(guest).await;
+        stage.stays(guest, 120, "well", Sight::is_well).await;
+        stage.demand(replaced(&stage, guest) == 1, "nothing is made anew").await;
+    }
+}
+
+async fn clock_back(stage: Stage) {
+    let guest = stage.ready("web").await;
+    rebuilt(&stage, guest).await;
     stage.until_well(guest).await;
-    stage.stays(guest, 120, "well", Sight::is_well).await;
-    stage.demand(replaced(&stage, guest) == 1, "nothing is made anew").await;
+    stage.say("all clocks jump back by an hour");
+    stage.world.step_clock(-3600);
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+    stage.demand(replaced(&stage, guest) == 2, "it has another").await;
 }
 
 async fn lost_disk(stage: Stage) {

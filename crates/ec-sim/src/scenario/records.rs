@@ -1,6 +1,8 @@
 //! Records in etcd that somebody wrote, changed or deleted by hand, or that a newer release wrote.
 
+use ec_cloud::Verb;
 use ec_model::{Desired, InstanceId, State};
+use serde_json::{Value, json};
 
 use super::{Scenario, Stage, stage::Sight};
 use crate::world::PLACEMENT;
@@ -65,6 +67,11 @@ pub(super) const ALL: &[Scenario] = &[
         "status-deleted-by-hand",
         "somebody deletes the status of a guest: it is told anew, and nothing is started again",
         |stage| Box::pin(status_deleted(stage)),
+    ),
+    Scenario::new(
+        "instance-of-another-placement",
+        "somebody puts the record of an instance by hand that speaks of another placement than its request: nothing is asked of it till it is mended",
+        |stage| Box::pin(index_of_other(stage)),
     ),
     Scenario::new(
         "instance-deleted-by-hand",
@@ -202,6 +209,19 @@ async fn status_deleted(stage: Stage) {
     stage.until_well(guest).await;
     let starts = stage.node(1).hypervisor.effects(ec_hypervisor::Operation::Start, guest);
     stage.demand(starts == 1, "it was started once").await;
+}
+
+async fn index_of_other(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let key = stage.world.keys.instance(guest);
+    let whole = stage.get(&key).unwrap_or_default();
+    let mut other: Value = serde_json::from_slice(&whole).unwrap_or_default();
+    other["assigned"]["epoch"] = json!(7);
+    stage.put(&key, other.to_string()).await;
+    let refused = stage.user(1).wish(guest, &Verb::Stop(0)).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("is being moved")), "it is refused").await;
+    stage.put(&key, whole).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Stop(0)).await.is_ok(), "it is stopped").await;
 }
 
 async fn index_deleted(stage: Stage) {

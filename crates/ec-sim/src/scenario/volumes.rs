@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_hypervisor::Operation;
-use ec_model::{InstanceId, NodeId, State};
+use ec_model::{CopyOf, InstanceId, NodeId, State, Workload};
 use ec_plan::verbs::Verb;
 use reqwest::Method;
 
@@ -51,6 +51,13 @@ pub(super) const ALL: &[Scenario] = &[
         "volume-moved-with-kills",
         "on shared storage a volume goes to the node of the guest that is to have it, and either agent is killed before and after each step: it is at one of them, once",
         |stage| Box::pin(moved_with_kills(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volume-made-anew-and-moved",
+        "on shared storage a volume is made anew of another, which is refused while its guest runs, and then goes to another node, where it is not made anew again",
+        |stage| Box::pin(made_anew_and_moved(stage)),
     )
     .on_nodes(2)
     .on_shared_storage(),
@@ -554,6 +561,30 @@ async fn and_other_node(stage: &Stage) -> (InstanceId, NodeId) {
     let volume = made(stage, Order::SMALL).await;
     let is_first = observed(stage.node(1), volume).is_some_and(|seen| seen.volume);
     (volume, stage.node(if is_first { 2 } else { 1 }).node)
+}
+
+async fn made_anew_and_moved(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    let of = CopyOf::disk(Workload::Volume, copy);
+    given(&stage, volume, guest).await;
+    let user = stage.user(1);
+    let refused = user.remakes(volume, &of).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("is not stopped")), "it is refused").await;
+    taken(&stage, volume, guest).await;
+    stage.demand(user.remakes(volume, &of).await.is_ok(), "it is made anew").await;
+    let done = || -> u64 {
+        let made = |node: usize| stage.node(node).hypervisor.effects(Operation::ReplaceOverlay, volume);
+        made(1) + made(2)
+    };
+    stage.until(volume, "made anew", |is| there(is) && done() == 1).await;
+    stage.pass(5).await;
+    let at = observed(stage.node(1), volume).is_some_and(|seen| seen.volume);
+    let to = stage.node(if at { 2 } else { 1 }).node;
+    stage.demand(user.moves(volume, to).await.is_ok(), "it goes").await;
+    stage.stays(volume, 120, "there", there).await;
+    stage.demand(done() == 1, "it was made anew once").await;
 }
 
 async fn moved_while_growing(stage: Stage) {
