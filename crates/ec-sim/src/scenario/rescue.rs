@@ -213,13 +213,7 @@ async fn lost_record(stage: Stage) {
     wished(&stage, guest, &Verb::Rescue(None), State::Rescued).await;
     stage.expects_trouble(guest);
     for with_status in [false, true] {
-        stage.kill(1);
-        stage.say("somebody deletes the record of i1 on n1");
-        stage.node(1).lose_record(guest);
-        if with_status {
-            stage.delete(&format!("/ecompute/status/{}/{guest}", stage.node(1).node)).await;
-        }
-        stage.start(1);
+        stage.forget(guest, with_status).await;
         stage.pass(60).await;
         until_rescued(&stage, guest).await;
     }
