@@ -243,10 +243,19 @@ async fn two_to_copy(stage: &Stage, guest: InstanceId) -> [CopyOf; 2] {
     copies.map(|volume| CopyOf::disk(Workload::Volume, volume))
 }
 
+fn wishes_of(copies: &[CopyOf; 2]) -> [Verb; 2] {
+    [0, 1].map(|number| Verb::Rebuild(Some(ImageRef::copy_of(&copies[number]))))
+}
+
+async fn is_copy(stage: &Stage, guest: InstanceId, of: &CopyOf) {
+    let origin = stage.node(1).hypervisor.origin(guest);
+    stage.demand(origin == Some(of.to_string()), "it has a copy of the one that was wished last").await;
+}
+
 async fn overtaken(stage: Stage) {
     let guest = stage.ready("web").await;
     let copies = two_to_copy(&stage, guest).await;
-    let [first, second] = [0, 1].map(|number| Verb::Rebuild(Some(ImageRef::copy_of(&copies[number]))));
+    let [first, second] = wishes_of(&copies);
     stage.snag("u1", "put requests/n1/i1 Active", Fate::LosesItsAnswer);
     let (one, other) = (stage.user(1), stage.user(2));
     let (told, done) = tokio::join!(one.wish(guest, &first), async {
@@ -255,16 +264,13 @@ async fn overtaken(stage: Stage) {
     });
     stage.demand(told.is_err() && done.is_ok(), "the last is done, of the first nobody knows").await;
     stage.stays(guest, 60, "well", Sight::is_well).await;
-    let origin = stage.node(1).hypervisor.origin(guest);
-    stage
-        .demand(origin == Some(copies[1].to_string()), "it has a copy of the one that was wished last")
-        .await;
+    is_copy(&stage, guest, &copies[1]).await;
 }
 
 async fn fails_late(stage: Stage) {
     let guest = stage.ready("web").await;
     let copies = two_to_copy(&stage, guest).await;
-    let [first, second] = [0, 1].map(|number| Verb::Rebuild(Some(ImageRef::copy_of(&copies[number]))));
+    let [first, second] = wishes_of(&copies);
     let hypervisor = &stage.node(1).hypervisor;
     hypervisor.set_latency(Operation::CreateSuccessor, Duration::from_secs(5));
     let refusal = HypervisorError::Failed { what: "copy it".into(), detail: "refused on request".into() };
@@ -277,19 +283,15 @@ async fn fails_late(stage: Stage) {
     hypervisor.set_latency(Operation::CreateSuccessor, Duration::ZERO);
     stage.demand(told.is_err() && done.is_ok(), "the last is done").await;
     stage.until_well(guest).await;
-    let origin = hypervisor.origin(guest);
-    stage
-        .demand(origin == Some(copies[1].to_string()), "it has a copy of the one that was wished last")
-        .await;
+    is_copy(&stage, guest, &copies[1]).await;
 }
 
 async fn another_copy(stage: Stage) {
     let guest = stage.ready("web").await;
     let copies = two_to_copy(&stage, guest).await;
-    let of = |copy: &CopyOf| Verb::Rebuild(Some(ImageRef::copy_of(copy)));
+    let [first, second] = wishes_of(&copies);
     stage.snag("n1", "hypervisor CreateSuccessor", Fate::KillsAfterwards);
     let (user, next) = (stage.user(1), stage.user(2));
-    let (first, second) = (of(&copies[0]), of(&copies[1]));
     let (_, second, ()) = tokio::join!(
         user.wish(guest, &first),
         async {
@@ -304,10 +306,7 @@ async fn another_copy(stage: Stage) {
     );
     stage.demand(second.is_ok(), "it is rebuilt").await;
     stage.until_well(guest).await;
-    let origin = stage.node(1).hypervisor.origin(guest);
-    stage
-        .demand(origin == Some(copies[1].to_string()), "it has a copy of the one that was wished last")
-        .await;
+    is_copy(&stage, guest, &copies[1]).await;
 }
 
 async fn made_late(stage: Stage) {

@@ -289,12 +289,17 @@ async fn lost_while_stopped(stage: Stage) {
     stage.stays(guest, 60, "STOPPED", |is| is.is(State::Stopped) && !is.runs() && is.is_kept()).await;
 }
 
+/// A command that is killed between its claim and its wish.
+async fn claims_and_is_killed(stage: &Stage, guest: InstanceId, verb: &Verb) {
+    stage.snag("u1", "put instances/", Fate::Kills);
+    let told = stage.user(1).wish(guest, verb).await;
+    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+}
+
 async fn claimed_alone(stage: Stage) {
     let guest = stage.ready("web").await;
     does(&stage, guest, &Verb::Stop(0)).await;
-    stage.snag("u1", "put instances/", Fate::Kills);
-    let told = stage.user(1).wish(guest, &to(2, 1)).await;
-    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    claims_and_is_killed(&stage, guest, &to(2, 1)).await;
     // Its node has seen by then what is claimed.
     stage.pass(40).await;
     stage.undefine(1, guest);
@@ -318,9 +323,7 @@ async fn killed_caller(stage: Stage) {
     stage.until_well(guest).await;
     is(&stage, guest, (2, 1), (2, 1)).await;
     does(&stage, guest, &Verb::Confirm).await;
-    stage.snag("u1", "put instances/", Fate::Kills);
-    let told = stage.user(1).wish(guest, &to(2, 2)).await;
-    stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+    claims_and_is_killed(&stage, guest, &to(2, 2)).await;
     is(&stage, guest, (2, 1), (2, 2)).await;
     stage.pass(200).await;
     is(&stage, guest, (2, 1), (2, 1)).await;
@@ -330,9 +333,7 @@ async fn killed_caller(stage: Stage) {
 async fn claimed_twice(stage: Stage) {
     let guest = stage.ready("web").await;
     for (verb, claimed) in [(to(2, 1), (2, 1)), (to(2, 2), (2, 2))] {
-        stage.snag("u1", "put instances/", Fate::Kills);
-        let told = stage.user(1).wish(guest, &verb).await;
-        stage.demand(told.is_err_and(|why| why == "killed"), "it was killed").await;
+        claims_and_is_killed(&stage, guest, &verb).await;
         stage.pass(80).await;
         is(&stage, guest, (1, 1), claimed).await;
     }

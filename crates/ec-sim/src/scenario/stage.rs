@@ -303,10 +303,10 @@ impl Stage {
         acts::pause_guest(&self.world, self.node(node), guest, why);
     }
 
-    /// While the first node's agent is down somebody deletes its record of the first instance, and that one's status, too.
+    /// While the first node's agent is down somebody deletes its record of a guest, and the guest's status, too.
     pub(super) async fn forget(&self, guest: InstanceId, with_status: bool) {
         self.kill(1);
-        self.say("somebody deletes the record of i1 on n1");
+        self.say(format!("somebody deletes the record of {guest} on n1"));
         self.node(1).lose_record(guest);
         if with_status {
             self.delete(&self.world.keys.status(self.node(1).node, guest)).await;

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_hypervisor::Operation;
-use ec_model::{CopyOf, InstanceId, NodeId, State, Workload};
+use ec_model::{CopyOf, InstanceId, State, Workload};
 use ec_plan::verbs::Verb;
 use reqwest::Method;
 
@@ -556,11 +556,9 @@ async fn not_let_go(stage: Stage) {
     given(&stage, volume, guests[1]).await;
 }
 
-/// A volume, and the node that it is not on.
-async fn and_other_node(stage: &Stage) -> (InstanceId, NodeId) {
-    let volume = made(stage, Order::SMALL).await;
-    let is_first = observed(stage.node(1), volume).is_some_and(|seen| seen.volume);
-    (volume, stage.node(if is_first { 2 } else { 1 }).node)
+/// The number of the node, of two, that a volume is not on.
+fn other_than_of(stage: &Stage, volume: InstanceId) -> usize {
+    if observed(stage.node(1), volume).is_some_and(|seen| seen.volume) { 2 } else { 1 }
 }
 
 async fn made_anew_and_moved(stage: Stage) {
@@ -580,15 +578,15 @@ async fn made_anew_and_moved(stage: Stage) {
     };
     stage.until(volume, "made anew", |is| there(is) && done() == 1).await;
     stage.pass(5).await;
-    let at = observed(stage.node(1), volume).is_some_and(|seen| seen.volume);
-    let to = stage.node(if at { 2 } else { 1 }).node;
-    stage.demand(user.moves(volume, to).await.is_ok(), "it goes").await;
+    let other = stage.node(other_than_of(&stage, volume)).node;
+    stage.demand(user.moves(volume, other).await.is_ok(), "it goes").await;
     stage.stays(volume, 120, "there", there).await;
     stage.demand(done() == 1, "it was made anew once").await;
 }
 
 async fn moved_while_growing(stage: Stage) {
-    let (volume, other) = and_other_node(&stage).await;
+    let volume = made(&stage, Order::SMALL).await;
+    let other = stage.node(other_than_of(&stage, volume)).node;
     for node in [1, 2] {
         stage.node(node).hypervisor.set_latency(Operation::GrowDisk, Duration::from_secs(5));
     }
@@ -600,7 +598,8 @@ async fn moved_while_growing(stage: Stage) {
 }
 
 async fn known_to_two(stage: Stage) {
-    let (volume, other) = and_other_node(&stage).await;
+    let volume = made(&stage, Order::SMALL).await;
+    let other = stage.node(other_than_of(&stage, volume)).node;
     let before = stage.back_up();
     stage.demand(stage.user(1).moves(volume, other).await.is_ok(), "it goes to the other").await;
     stage.restore(&before);
@@ -626,9 +625,10 @@ async fn made_with_more_claimed(stage: Stage) {
 }
 
 async fn way_back(stage: Stage) {
-    let (volume, other) = and_other_node(&stage).await;
-    let number = if stage.node(1).node == other { 1 } else { 2 };
-    stage.snag(if number == 1 { "n1" } else { "n2" }, "put status/", Fate::Kills);
+    let volume = made(&stage, Order::SMALL).await;
+    let number = other_than_of(&stage, volume);
+    let other = stage.node(number).node;
+    stage.snag(["n1", "n2"][number - 1], "put status/", Fate::Kills);
     let user = stage.user(1);
     let (done, before) = tokio::join!(user.moves(volume, other), async {
         stage.until_down(number).await;
