@@ -121,7 +121,7 @@ pub async fn assemble(
     host: Host,
 ) -> Result<Arc<Parts>> {
     let calls = Calls::new(&host);
-    let store = Arc::new(CountedStore(store, Arc::clone(&calls.etcd)));
+    let store = Arc::new(CountedStore::new(store, Arc::clone(&calls.etcd)));
     let hypervisor = Arc::new(CountedHypervisor(hypervisor, Arc::clone(&calls.libvirt)));
     let placement = placement.through(|way| Arc::new(CountedTransport(way, Arc::clone(&calls.placement))));
     let records =

@@ -99,7 +99,7 @@ impl Settings {
         let etcd = Arc::new(EtcdStore::connect(self.etcd.clone()).await?);
         let counted = Arc::clone(&tally.placement);
         Ok(Cloud {
-            store: Arc::new(CountedStore(etcd, Arc::clone(&tally.etcd))),
+            store: Arc::new(CountedStore::new(etcd, Arc::clone(&tally.etcd))),
             placement: Arc::new(
                 PlacementClient::new(&self.placement)?
                     .through(|way| Arc::new(CountedTransport(way, counted))),

@@ -4,7 +4,13 @@
 
 mod standing;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use ec_placement_client::{Answer, Request, Transport};
@@ -36,7 +42,7 @@ pub enum Sign {
     Answered,
     /// It does not, and why.
     Silent(String),
-    /// One thing of it hangs; the rest may answer.
+    /// Neither: one thing of it hangs, and the rest may answer; or it answers, and does no more than that.
     None,
 }
 
@@ -80,66 +86,96 @@ pub fn write_calls(text: &mut Exposition, program: &str, services: &[(&'static s
 }
 
 /// A store whose calls are counted. What a watch brings later is none.
-pub struct CountedStore(pub Arc<dyn Store>, pub Arc<Service>);
+pub struct CountedStore {
+    store: Arc<dyn Store>,
+    calls: Arc<Service>,
+    /// It had no space for a change, and was not seen to have some since.
+    full: AtomicBool,
+}
 
 impl CountedStore {
+    /// Counts the calls of this store there.
+    pub fn new(store: Arc<dyn Store>, calls: Arc<Service>) -> Self {
+        Self { store, calls, full: AtomicBool::new(false) }
+    }
+
     async fn call<T>(&self, call: impl Future<Output = StoreResult<T>>) -> StoreResult<T> {
         let sign = |outcome: &Result<_, StoreError>| match outcome {
             Err(error) if error.is_transient() => Sign::Silent(error.to_string()),
+            Err(error @ StoreError::Full(_)) => {
+                self.full.store(true, Ordering::Relaxed);
+                Sign::Silent(error.to_string())
+            }
+            // It still answers reads.
+            _ if self.full.load(Ordering::Relaxed) => Sign::None,
             _ => Sign::Answered,
         };
-        self.1.call(call, sign).await
+        let outcome = self.calls.call(call, sign).await;
+        // Who wants nothing more to be changed would never hear that changes are taken again.
+        if outcome.is_ok()
+            && self.full.load(Ordering::Relaxed)
+            && let Ok(server) = self.store.server().await
+        {
+            match server.trouble() {
+                None => {
+                    self.full.store(false, Ordering::Relaxed);
+                    self.calls.part.up();
+                }
+                Some((what, remedy)) => self.calls.part.down(format!("{what}; what helps: {remedy}")),
+            }
+        }
+        outcome
     }
 }
 
 #[async_trait]
 impl Store for CountedStore {
     async fn get(&self, key: &str) -> StoreResult<(Option<KeyValue>, Revision)> {
-        self.call(self.0.get(key)).await
+        self.call(self.store.get(key)).await
     }
 
     async fn get_at(&self, key: &str, revision: Revision) -> StoreResult<Option<KeyValue>> {
-        self.call(self.0.get_at(key, revision)).await
+        self.call(self.store.get_at(key, revision)).await
     }
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.call(self.0.list(prefix)).await
+        self.call(self.store.list(prefix)).await
     }
 
     async fn keys(&self, prefix: &str) -> StoreResult<Vec<String>> {
-        self.call(self.0.keys(prefix)).await
+        self.call(self.store.keys(prefix)).await
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
-        self.call(self.0.txn(txn)).await
+        self.call(self.store.txn(txn)).await
     }
 
     async fn watch(&self, prefix: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
-        self.call(self.0.watch(prefix, from)).await
+        self.call(self.store.watch(prefix, from)).await
     }
 
     async fn grant(&self, ttl: Duration) -> StoreResult<LeaseId> {
-        self.call(self.0.grant(ttl)).await
+        self.call(self.store.grant(ttl)).await
     }
 
     async fn grant_for(&self, key: &str, ttl: Duration) -> StoreResult<LeaseId> {
-        self.call(self.0.grant_for(key, ttl)).await
+        self.call(self.store.grant_for(key, ttl)).await
     }
 
     async fn keep_alive(&self, lease: LeaseId) -> StoreResult<Duration> {
-        self.call(self.0.keep_alive(lease)).await
+        self.call(self.store.keep_alive(lease)).await
     }
 
     async fn revoke(&self, lease: LeaseId) -> StoreResult<()> {
-        self.call(self.0.revoke(lease)).await
+        self.call(self.store.revoke(lease)).await
     }
 
     async fn server(&self) -> StoreResult<Server> {
-        self.call(self.0.server()).await
+        self.call(self.store.server()).await
     }
 
     async fn compact(&self, revision: Revision) -> StoreResult<()> {
-        self.call(self.0.compact(revision)).await
+        self.call(self.store.compact(revision)).await
     }
 }
 
@@ -195,11 +231,34 @@ mod tests {
         assert_eq!(placement.failures.get(), 1);
 
         let store = MemoryStore::new();
-        let counted = CountedStore(Arc::new(store.clone()), Arc::clone(&etcd));
+        let counted = CountedStore::new(Arc::new(store.clone()), Arc::clone(&etcd));
         counted.keep_alive(LeaseId(7)).await.unwrap_err();
         assert!(etcd.part.standing().ok, "it answers that there is no such lease");
         store.faults().set_reachable(false);
         counted.get("/x").await.unwrap_err();
         assert!(!etcd.part.standing().ok);
+    }
+    #[tokio::test]
+    async fn a_store_without_space_is_not_as_it_must_be_until_it_has_some() {
+        let (store, etcd) = (MemoryStore::new(), Arc::new(Service::new(&Host::default())));
+        let counted = CountedStore::new(Arc::new(store.clone()), Arc::clone(&etcd));
+        let write = || counted.txn(Txn::new().put("/x", "y"));
+        write().await.unwrap();
+        store.faults().fail_writes(Some(StoreError::Full("database space exceeded".into())));
+        counted.get("/x").await.unwrap();
+        assert!(etcd.part.standing().ok, "nobody knows yet");
+        write().await.unwrap_err();
+        counted.get("/x").await.unwrap();
+        let standing = etcd.part.standing();
+        assert!(!standing.ok && standing.why.unwrap().contains("alarm disarm"));
+        store.faults().set_reachable(false);
+        counted.get("/x").await.unwrap_err();
+        assert!(etcd.part.standing().why.unwrap().contains("not reachable"));
+        store.faults().set_reachable(true);
+        counted.get("/x").await.unwrap();
+        assert!(etcd.part.standing().why.unwrap().contains("no space"));
+        store.faults().fail_writes(None);
+        counted.get("/x").await.unwrap();
+        assert!(etcd.part.standing().ok, "also where nothing more is written");
     }
 }

@@ -178,14 +178,15 @@ impl Store for MemoryStore {
     }
 
     async fn server(&self) -> StoreResult<Server> {
-        self.read(|state| {
+        self.look(|shared| {
+            shared.plan.before_operation()?;
             Ok(Server {
                 version: "3.5.0".into(),
                 cluster: 1,
                 member: 1,
                 term: 1,
-                revision: state.revision(),
-                errors: Vec::new(),
+                revision: shared.state.revision(),
+                errors: shared.plan.alarms(),
             })
         })
     }

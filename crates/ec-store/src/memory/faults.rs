@@ -48,6 +48,12 @@ impl Plan {
         self.fail_writes.clone().map_or(Ok(()), Err)
     }
 
+    /// What is wrong, as etcd tells it.
+    pub(super) fn alarms(&self) -> Vec<String> {
+        let is_full = matches!(self.fail_writes, Some(StoreError::Full(_)));
+        is_full.then(|| "memberID:1 alarm:NOSPACE ".to_owned()).into_iter().collect()
+    }
+
     pub(super) fn after_write(&mut self) -> StoreResult<()> {
         if self.lose_answers == 0 {
             return Ok(());
