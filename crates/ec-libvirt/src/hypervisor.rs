@@ -614,12 +614,15 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             let found = domain::find(connect, node, instance)?;
             let is_own = matches!(found, Found::Ours(_));
-            let running = match found {
-                Found::Ours(domain) => domain.is_active()?.then(|| (domain, DISK.to_owned())),
-                Found::Foreign => return Err(domain::foreign(instance)),
-                Found::Nothing => volumes::user_of(connect, &pool, instance)?
-                    .and_then(|user| user.device.map(|device| (user.domain, device))),
+            let in_use = |found| match found {
+                Found::Ours(domain) => {
+                    Ok::<_, CallError>(domain.is_active()?.then(|| (domain, DISK.to_owned())))
+                }
+                Found::Foreign => Err(domain::foreign(instance)),
+                Found::Nothing => Ok(volumes::user_of(connect, &pool, instance)?
+                    .and_then(|user| user.device.map(|device| (user.domain, device)))),
             };
+            let running = in_use(found)?;
             let running = running.as_ref().map(|(domain, device)| (domain, device.as_str()));
             volumes::refuse_astray(connect, &pool, instance)?;
             let grown = pool.grow(connect, instance, capacity_bytes, running);
@@ -634,6 +637,10 @@ impl Hypervisor for LibvirtHypervisor {
                 // else would wait, too, does not.
                 (Err(_), Some((domain, _))) if !is_own && sys::backup(domain)?.is_some() => {
                     Err(CallError::NotNow("it is being copied, and grows when that is done".to_owned()))
+                }
+                // QEMU has opened it meanwhile, and lets nobody else write to it.
+                (Err(_), None) if in_use(domain::find(connect, node, instance)?)?.is_some() => {
+                    Err(CallError::NotNow("a guest has got it meanwhile".to_owned()))
                 }
                 (grown, _) => grown,
             }
