@@ -222,9 +222,15 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             // What was to come in its place may not be there.
             one.undo("something before it failed: it is left");
             continue;
+        } else if let Some(why) = making.lacks(step) {
+            // Of that its own line tells.
+            one.undo(&why);
+            making.note_missing(step);
+            continue;
         } else {
             let Err(failure) = making.perform(step, one).await else { continue };
             one.undo(&failure.message);
+            making.note_missing(step);
             Failure { message: format!("{}: {}", one.name, failure.message), ..failure }
         };
         if let Some(before) = failed.replace(failure) {
@@ -446,6 +452,10 @@ struct Making<'a> {
     instances: BTreeMap<usize, Scheduled>,
     /// The file's volumes.
     volumes: BTreeMap<usize, Scheduled>,
+    /// Instances of the file that were not made.
+    missing_instances: BTreeSet<usize>,
+    /// Volumes of the file that were not made.
+    missing_volumes: BTreeSet<usize>,
 }
 
 impl<'a> Making<'a> {
@@ -462,7 +472,38 @@ impl<'a> Making<'a> {
         let volumes =
             (0..of.volumes.len()).filter_map(|number| Some((number, of.there(number).and_then(placed)?)));
         let (instances, volumes) = (instances.collect(), volumes.collect());
-        Self { session, of, entries, stop, patience, instances, volumes }
+        let (missing_instances, missing_volumes) = Default::default();
+        Self { session, of, entries, stop, patience, instances, volumes, missing_instances, missing_volumes }
+    }
+
+    /// Notes that what this step makes is not there.
+    fn note_missing(&mut self, step: &Difference) {
+        match step {
+            Difference::Run(number) => _ = self.missing_instances.insert(*number),
+            Difference::Volume(VolumeStep::Create(number)) => _ = self.missing_volumes.insert(*number),
+            _ => {}
+        }
+    }
+
+    /// Why a step cannot be done, where what it needs was to be made and was not.
+    fn lacks(&self, step: &Difference) -> Option<String> {
+        let (volume, holder) = match step {
+            Difference::Volume(VolumeStep::Create(number)) if !self.volumes.contains_key(number) => {
+                (None, self.of.volumes[*number].holder)
+            }
+            Difference::Volume(VolumeStep::Attach(number, instance)) => (Some(*number), Some(*instance)),
+            _ => return None,
+        };
+        let volume = volume.filter(|number| self.missing_volumes.contains(number));
+        let holder = holder.filter(|number| self.missing_instances.contains(number));
+        match (holder, volume) {
+            (Some(holder), _) => Some(format!(
+                "instance `{}`, which is to have it, was not made",
+                self.of.instances[holder].name
+            )),
+            (None, Some(_)) => Some("it was not made".to_owned()),
+            (None, None) => None,
+        }
     }
 
     /// Does one of them.

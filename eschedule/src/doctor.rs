@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Kind, NodeView, View, list};
+use ec_cloud::{CloudError, Kind, NodeView, View, VolumeView, list};
 use ec_model::TroubleKind;
 use ec_placement_client::PlacementClient;
 use ec_plan::{host::CLOCKS, lack::some};
@@ -108,7 +108,9 @@ pub(crate) async fn doctor(session: &Session, output: Output) -> Result<(), Fail
         findings.extend(nodes(session).await);
     }
     if etcd_answers {
-        findings.extend(instances(session).await);
+        let (instances, volumes, records) =
+            tokio::join!(instances(session), volumes(session), records(session));
+        findings.extend(instances.into_iter().chain(volumes).chain(records));
     }
     let code = findings.iter().map(|finding| finding.code).max().unwrap_or(0);
     let lines = || findings.iter().map(Finding::line).collect::<Vec<_>>().join("\n");
@@ -234,6 +236,25 @@ async fn instances(session: &Session) -> Vec<Finding> {
         Ok(instances) => of_instances(&instances, Timestamp::now()),
         Err(error) => vec![not_known("instances", &error)],
     }
+}
+
+async fn volumes(session: &Session) -> Vec<Finding> {
+    match ec_cloud::volumes(&session.cloud).await {
+        Ok(volumes) => of_volumes(&volumes),
+        Err(error) => vec![not_known("volumes", &error)],
+    }
+}
+
+/// Records that somebody deleted.
+async fn records(session: &Session) -> Option<Finding> {
+    let found = match ec_cloud::unrecorded(&session.cloud).await {
+        Ok(found) if found.is_empty() => return None,
+        Ok(found) => found,
+        Err(error) => return Some(not_known("records", &error)),
+    };
+    let named: Vec<_> = found.iter().map(|lost| called(lost.name.as_ref(), lost.instance)).collect();
+    let what = format!("{} run without a record in etcd: {}", named.len(), some(&named));
+    Some(Finding::warning("records", what, "`eschedule heal` writes them as their nodes know them"))
 }
 
 /// What etcd and placement know of them together, and what their agents say.
@@ -418,6 +439,34 @@ fn of_instances(instances: &[View], now: Timestamp) -> Vec<Finding> {
         if !named.is_empty() {
             let found = format!("{} {what}: {}", named.len(), some(&named));
             findings.push(Finding::warning("instances", found, *mend));
+        }
+    }
+    findings
+}
+
+/// What volumes can need somebody for, by their status, and what is to be done then.
+const ILLS_OF_VOLUMES: [(&str, &str, &str); 3] = [
+    (
+        "error",
+        "in error",
+        "`eschedule volume show` tells why; a disk that was moved away is taken up again where it is put back",
+    ),
+    (
+        "unclaimed",
+        "are there, and no request speaks of them",
+        "etcd was restored or emptied: `eschedule heal` brings back what their nodes know",
+    ),
+    ("unknown", "cannot be told of", "`eschedule volume show` tells which key cannot be read"),
+];
+
+fn of_volumes(volumes: &[VolumeView]) -> Vec<Finding> {
+    let mut findings = vec![Finding::ok("volumes", format!("there are {}", volumes.len()))];
+    for (status, what, mend) in ILLS_OF_VOLUMES {
+        let these = volumes.iter().filter(|view| view.status == status);
+        let named: Vec<_> = these.map(|view| called(view.name.as_ref(), view.volume)).collect();
+        if !named.is_empty() {
+            let found = format!("{} {what}: {}", named.len(), some(&named));
+            findings.push(Finding::warning("volumes", found, mend));
         }
     }
     findings

@@ -106,6 +106,27 @@ fn status() -> Status {
     decode(text.to_string().as_bytes()).unwrap()
 }
 
+pub(crate) fn volume() -> VolumeView {
+    VolumeView {
+        volume: record().instance,
+        name: None,
+        status: "error".to_owned(),
+        size_gb: Some(1),
+        node: None,
+        instance: None,
+        device: None,
+        image: None,
+        copy_of: None,
+        snapshot: true,
+        beside: Vec::new(),
+        project: None,
+        labels: BTreeMap::new(),
+        created_at: None,
+        reason: None,
+        locked: Some(String::new()),
+    }
+}
+
 pub(crate) fn view(all: bool) -> View {
     let record = record();
     View {
@@ -221,26 +242,7 @@ fn results() -> Vec<(&'static str, Value)> {
                 updated_at: now,
             })),
         ),
-        (
-            "volume",
-            json(serde_json::to_value(VolumeView {
-                volume: instance,
-                name: None,
-                status: name(),
-                size_gb: Some(1),
-                node: None,
-                instance: None,
-                device: None,
-                image: None,
-                copy_of: None,
-                snapshot: true,
-                beside: Vec::new(),
-                project: None,
-                labels: BTreeMap::new(),
-                created_at: None,
-                reason: None,
-            })),
-        ),
+        ("volume", json(serde_json::to_value(volume()))),
         (
             "keypair",
             json(serde_json::to_value(Keypair {

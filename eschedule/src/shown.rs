@@ -46,8 +46,17 @@ pub(crate) struct Shown {
 
 impl Shown {
     pub(crate) fn new(first: &str) -> Self {
+        Self::alone(String::new(), first)
+    }
+
+    /// One of several that are waited for one after the other, which is called so.
+    pub(crate) fn of(who: &str, first: &str) -> Self {
+        Self::alone(format!("{}: ", plain(who)), first)
+    }
+
+    fn alone(who: String, first: &str) -> Self {
         let all = MultiProgress::new();
-        Self::with(Self::bar().map(|bar| all.add(bar)), all, String::new(), first)
+        Self::with(Self::bar().map(|bar| all.add(bar)), all, who, first)
     }
 
     fn with(bar: Option<ProgressBar>, all: MultiProgress, who: String, first: &str) -> Self {

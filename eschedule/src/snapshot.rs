@@ -188,7 +188,8 @@ async fn restore(session: &Session, restoring: &Restore, output: Output) -> Resu
         shown.finish();
     }
     restored.map_err(|error| session.failed(error))?;
-    output::volume(output, &view)
+    // Not locked any more, where one that broke off had locked it.
+    output::volume(output, &ec_cloud::volume(&session.cloud, view.volume).await.unwrap_or(view))
 }
 
 /// What is done, in a word.

@@ -15,6 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
+    heal::RECORD_LOST,
     history::{Asked, last_of, note},
     image,
     intent::free,
@@ -371,6 +372,9 @@ pub(crate) fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> 
         // Its record goes with the wish to destroy.
         (None, Read::Here(request, _)) if request.desired == Desired::Destroyed => {
             Err(CloudError::Refused(format!("{instance} is being destroyed")))
+        }
+        (None, Read::Here(..)) => {
+            Err(CloudError::Refused(format!("cannot change {instance}: {RECORD_LOST}")))
         }
         _ => Err(unwanted()),
     }

@@ -151,7 +151,7 @@ pub(crate) async fn destroy_as(
         if let Some(reason) = known.record.as_ref().and_then(|record| record.locked.as_ref())
             && !planted("lock-ignored")
         {
-            let why = locked(reason);
+            let why = locked(instance, reason);
             let word = if kind.is_machine() { "destroy" } else { "delete" };
             return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
         }

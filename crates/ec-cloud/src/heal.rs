@@ -7,6 +7,8 @@
 //!   request, record, name, user-data, membership                           one transaction, which compares all of it
 //! ```
 //!
+//! Where the record alone is gone, it is made of the request.
+//!
 //! Whatever changed since it was read makes the transaction fail, and all is looked at anew. So a second heal beside this
 //! one, or the agent itself, does no harm; and where there is a request, there is nothing to do.
 
@@ -17,7 +19,7 @@ use ec_model::{
     Record, Request, RequestId, State, Status, Workload, decode,
 };
 use ec_plan::{
-    heal::{Brought, brought},
+    heal::{Brought, brought, made_of_request},
     volumes::lies_alone,
 };
 use ec_runtime::planted;
@@ -35,6 +37,10 @@ use crate::{
 
 /// Others may be at it at the same time; so often is enough for anybody.
 const TRIES: usize = 5;
+
+/// What is told of one whose request is there, and whose record is not.
+pub const RECORD_LOST: &str =
+    "etcd lacks its record, so nothing can be asked of it: `eschedule heal` writes it anew";
 
 /// What comes of an instance that its node holds and etcd lacks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -130,15 +136,27 @@ pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Ve
     Ok(done)
 }
 
+/// Those of which only the record is gone.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn unrecorded(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
+    let is_such = |lost: &Healed| lost.notes.iter().any(|note| note == RECORD_LOST);
+    Ok(lost(cloud).await?.into_iter().filter(is_such).collect())
+}
+
 /// All that nodes hold and nobody asks for, by node.
 async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.every_held(), keys.all_statuses(), keys.all_requests());
+    let prefixes = (keys.every_held(), keys.all_statuses(), keys.all_requests(), keys.instances());
+    // The records last: each is written with its request, or before.
     let (held, statuses, requests) = tokio::try_join!(
         cloud.store.list(&prefixes.0),
         cloud.store.list(&prefixes.1),
         cloud.store.keys(&prefixes.2)
     )?;
+    let recorded: HashSet<InstanceId> =
+        cloud.store.keys(&prefixes.3).await?.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
     let asked: BTreeMap<InstanceId, NodeId> = requests
         .iter()
         .filter_map(|key| keys.parse_request(key).ok())
@@ -163,6 +181,20 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
             }
             Some(_) => {}
         }
+    }
+    for (instance, node) in asked.iter().filter(|(instance, _)| !recorded.contains(instance)) {
+        let Some(pair) = cloud.store.get(&keys.request(*node, *instance)).await?.0 else { continue };
+        let request = decode::<Request>(&pair.value).ok();
+        let Some(request) = request.filter(|request| request.desired == Desired::Active) else { continue };
+        let left = |why| Healed::left(*node, *instance, Some(&request), why);
+        let many = requests.iter().filter_map(|key| keys.parse_request(key).ok());
+        let lost = match many.filter(|(_, asked)| asked == instance).count() {
+            1 => Healed { outcome: Outcome::Lost, ..left(RECORD_LOST) },
+            _ => left(
+                "it is asked for on several nodes, and only its record, which is gone, said which counts",
+            ),
+        };
+        all.insert((*node, *instance), lost);
     }
     for pair in &held.pairs {
         let Ok((node, instance)) = keys.parse_held(&pair.key) else { continue };
@@ -247,6 +279,8 @@ async fn bring(
     Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
 }
 
+const NOT_ALIVE: &str = "its node is not alive; when that is back, heal again";
+
 /// What is to be done about one.
 enum Planned {
     /// It is asked for, or is not held any more.
@@ -272,8 +306,11 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
         store.get(&status_key),
         store.get(&alive_key)
     )?;
-    if request.0.is_some() {
-        return Ok(Planned::Nothing);
+    if let Some(request) = request.0 {
+        return match recorded.0 {
+            Some(_) => Ok(Planned::Nothing),
+            None => plan_unrecorded(cloud, node, &request, alive.0, looks).await,
+        };
     }
     let Some(held_pair) = held.0 else {
         let (Some(recorded), Some(status)) = (&recorded.0, &status.0) else { return Ok(Planned::Nothing) };
@@ -284,9 +321,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
         Err(why) => return Ok(Planned::Left(Healed::left(node, instance, None, why))),
     };
     let left = |why: String| Ok(Planned::Left(Healed::left(node, instance, Some(&asked), why)));
-    let Some(alive) = alive.0 else {
-        return left("its node is not alive; when that is back, heal again".to_owned());
-    };
+    let Some(alive) = alive.0 else { return left(NOT_ALIVE.to_owned()) };
     let (before, record_stands) = match &recorded.0 {
         None => (None, Compare::Absent(record_key.clone())),
         Some(pair) => match Doc::<Instance>::decode(&pair.value) {
@@ -342,20 +377,72 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     let before = before.map(|doc| doc.record);
     let txn = with_name(&of_project, before.as_ref(), &mut brought, looks, txn).await?;
     let txn = with_group(&of_project, before.as_ref(), &mut brought, txn).await?;
-    let txn = match brought.record.record.kind {
-        Workload::Volume => kept_for(&of_project, &mut brought.record.record, txn).await?,
-        Workload::Machine => match kept_by(cloud, instance, &brought.record.record.volumes, txn).await? {
-            Ok(txn) => txn,
-            Err(why) => return left(why),
-        },
+    let txn = match with_volumes(&of_project, &mut brought, txn).await? {
+        Ok(txn) => txn,
+        Err(why) => return left(why),
     };
-    let generation = brought.record.record.generation;
+    written(cloud, node, brought, request_key, txn).await
+}
+
+/// What is to be done about one of which the record alone is gone, and this is asked.
+async fn plan_unrecorded(
+    cloud: &Cloud,
+    node: NodeId,
+    pair: &KeyValue,
+    alive: Option<KeyValue>,
+    looks: bool,
+) -> CloudResult<Planned> {
+    let asked = Doc::<Request>::decode(&pair.value)?;
+    let (instance, of) = (asked.record.instance, asked.record.clone());
+    let left = |why: String| Ok(Planned::Left(Healed::left(node, instance, Some(&of), why)));
+    // Its record went with the wish to destroy.
+    if of.desired != Desired::Active {
+        return Ok(Planned::Nothing);
+    }
+    let Some(alive) = alive else { return left(NOT_ALIVE.to_owned()) };
+    if let Some(why) = not_understood(node, &alive.value, of.format()) {
+        return left(why);
+    }
+    let mut brought = made_of_request(asked, node);
+    let txn = Txn::new()
+        .when(Compare::Unchanged(pair.key.clone(), pair.mod_revision))
+        .when(Compare::Absent(cloud.keys.instance(instance)))
+        .when(Compare::Unchanged(alive.key, alive.mod_revision));
+    let of_project = Cloud { project: of.project.clone(), ..cloud.clone() };
+    let txn = with_name(&of_project, None, &mut brought, looks, txn).await?;
+    let txn = match with_volumes(&of_project, &mut brought, txn).await? {
+        Ok(txn) => txn,
+        Err(why) => return left(why),
+    };
+    written(cloud, node, brought, pair.key.clone(), txn).await
+}
+
+/// Adds that its volumes stay its own; or the machine's that it is given to.
+async fn with_volumes(cloud: &Cloud, brought: &mut Brought, txn: Txn) -> CloudResult<Result<Txn, String>> {
+    let record = &mut brought.record.record;
+    match record.kind {
+        Workload::Volume => kept_for(cloud, record, txn).await.map(Ok),
+        Workload::Machine => kept_by(cloud, record.instance, &record.volumes, txn).await,
+    }
+}
+
+/// Adds request and record, and a line of its history.
+async fn written(
+    cloud: &Cloud,
+    node: NodeId,
+    mut brought: Brought,
+    request_key: String,
+    txn: Txn,
+) -> CloudResult<Planned> {
+    let Instance { instance, generation, .. } = brought.record.record;
     let asked =
         Asked { instance, node, verb: ActionVerb::Heal, detail: None, at: cloud.host.now(), generation };
     let txn = note(cloud, asked, txn, None).await?;
     brought.request.record.request_id = cloud.request_id;
     brought.record.record.request_id = cloud.request_id;
-    let txn = txn.put(request_key, brought.request.encode()).put(record_key, brought.record.encode());
+    let txn = txn
+        .put(request_key, brought.request.encode())
+        .put(cloud.keys.instance(instance), brought.record.encode());
     let healed = Healed::brought(node, &brought.record.record, brought.notes);
     Ok(Planned::Bring(healed, txn))
 }

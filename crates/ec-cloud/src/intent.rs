@@ -176,7 +176,11 @@ impl Intent {
         match read(&*cloud.store, &cloud.keys.instance(self.instance)).await {
             Some(Some(pair)) => Ok(Self { revision: pair.mod_revision, ..self }),
             _ => Err(CloudError::Unavailable(format!(
-                "etcd broke off before anything was claimed: {why}; nothing was requested"
+                "etcd broke off before anything was claimed: {why}; nothing was requested{}",
+                self.record.name.as_ref().map_or_else(String::new, |name| format!(
+                    ", and the name `{name}` may stay taken for {} s",
+                    STALE.as_secs()
+                ))
             ))),
         }
     }
@@ -287,7 +291,7 @@ impl Intent {
     }
 }
 
-fn lost(instance: InstanceId) -> CloudError {
+pub(crate) fn lost(instance: InstanceId) -> CloudError {
     CloudError::Busy(format!(
         "somebody else took {instance} away while it was being placed; nothing was requested, try again"
     ))
@@ -330,6 +334,7 @@ pub(crate) async fn free(cloud: &Cloud, kind: Workload, name: &str) -> CloudResu
         match clear(cloud, key, instance).await? {
             Left::Nothing => {}
             Left::Stands => return Err(taken(&instance.to_string())),
+            Left::BeingPlaced(record) => return Err(taken(&being_placed(cloud, &record))),
             Left::Unreadable => {
                 let key = cloud.keys.instance(instance);
                 return Err(taken(&format!("{instance}, whose key {key} this release cannot read")));
@@ -352,9 +357,13 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
             // A killed command left it.
             Ok(Found::Unplaced(record, _)) if cloud.host.now().duration_since(record.created_at) >= STALE => {
             }
-            _ => {
+            found => {
+                let by = match found {
+                    Ok(Found::Unplaced(record, _)) => being_placed(cloud, &record),
+                    _ => instance.to_string(),
+                };
                 let (name, project) = (name.to_owned(), cloud.project.clone());
-                return Err(CloudError::Taken { name, project, by: instance.to_string() });
+                return Err(CloudError::Taken { name, project, by });
             }
         }
     }
@@ -362,11 +371,13 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
 }
 
 /// What is left of a key that goes with an instance's record.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Left {
     Nothing,
-    /// There is such an instance, or a command may still be at it.
+    /// There is such an instance.
     Stands,
+    /// A command may still be at it.
+    BeingPlaced(Box<Instance>),
     /// This release cannot read the record.
     Unreadable,
 }
@@ -378,7 +389,22 @@ pub(crate) async fn clear(cloud: &Cloud, key: String, instance: InstanceId) -> C
         return Ok(Left::Nothing);
     };
     let Ok(record) = wanted(instance, &pair.value) else { return Ok(Left::Unreadable) };
-    Ok(if sweep(cloud, record, pair.mod_revision).await? { Left::Nothing } else { Left::Stands })
+    let unplaced = record.assigned.is_none().then(|| Box::new(record.clone()));
+    Ok(match sweep(cloud, record, pair.mod_revision).await? {
+        true => Left::Nothing,
+        false => unplaced.map_or(Left::Stands, Left::BeingPlaced),
+    })
+}
+
+/// What is to be said of one that a command may still be at, and for how long it is in the way at most.
+fn being_placed(cloud: &Cloud, record: &Instance) -> String {
+    let left = STALE - cloud.host.now().duration_since(record.created_at);
+    format!(
+        "{}, which is being placed since {}; if its command was killed or lost etcd, the name is free in {} s",
+        record.instance,
+        record.created_at,
+        left.as_secs().max(1)
+    )
 }
 
 /// Takes a key away that goes with an instance's record, where that is not there: both are written and deleted together, so

@@ -4,9 +4,10 @@ use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
     Alive, Attachment, Blob, Desired, Doc, Handover, Instance, InstanceId, Keyspace, NodeId, Record, Request,
-    RequestId, Resources, State, Status, Workload, decode, decode_part,
+    RequestId, Resized, Resources, State, Status, Workload, decode, decode_part,
 };
 use ec_plan::{
+    sizes::{missed, of_disk},
     stack::Standing,
     verbs::shown,
     volumes::{Sides, made_of},
@@ -18,6 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{
     Cloud, CloudError, CloudResult,
+    heal::RECORD_LOST,
     intent::{STALE, sweep, wanted},
     select::{SortBy, sort},
 };
@@ -479,9 +481,10 @@ impl View {
     pub fn of(known: &Known) -> Self {
         let mut view =
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
-        if let Some(record) = &known.record {
-            view = view.with(record).wished(record, &known.request, &known.status);
-        }
+        view = match &known.record {
+            Some(record) => view.with(record).wished(record, &known.request, &known.status),
+            None => view.recordless(&known.request),
+        };
         // The wish to destroy is in the request alone; after a failure that is gone.
         view.request_id = match (known.request.record(), &known.record) {
             (Some(request), _) => request.request_id,
@@ -556,9 +559,31 @@ impl View {
         }
     }
 
+    /// The same of one that is asked for, and has no record.
+    fn recordless(self, request: &Read<Request>) -> Self {
+        let is_wanted = request.record().is_some_and(|request| request.desired == Desired::Active);
+        let reason = self.reason.or_else(|| is_wanted.then(|| RECORD_LOST.to_owned()));
+        Self { reason, ..self }
+    }
+
+    /// The same of a volume that could not grow.
+    fn no_larger(self, record: &Instance, was: &Resized) -> Self {
+        let asked = of_disk(&record.spec.resources);
+        let why = was.failed.as_deref().unwrap_or_default();
+        let reason = self.reason.unwrap_or_else(|| {
+            format!("it could not grow to {asked} GB: {why}; `eschedule volume extend` tries it again")
+        });
+        let mut resources = self.resources;
+        resources.extend(was.resources.clone());
+        Self { resources, reason: Some(reason), ..self }
+    }
+
     /// The same, with what its user wished of it: what is under way, or a new size that is to be confirmed or reverted.
     pub(crate) fn wished(self, record: &Instance, request: &Read<Request>, status: &Read<Status>) -> Self {
         let (Some(request), Some(status)) = (request.record(), status.record()) else { return self };
+        if let (Workload::Volume, Some(was)) = (record.kind, missed(request, Some(status))) {
+            return self.no_larger(record, was);
+        }
         if self.state != status.state.to_string() {
             return self;
         }

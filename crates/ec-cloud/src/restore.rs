@@ -2,7 +2,7 @@
 //!
 //! ```text
 //!   lock the snapshot ─▶ stop ─▶ lock the instance ─▶ its volumes, one by one ─▶ its own disk
-//!                                                 ─▶ unlock it ─▶ start, if it ran ─▶ unlock the snapshot
+//!                                                 ─▶ unlock it ─▶ start, if it ran ─▶ unlock the snapshot ─▶ wait until it runs
 //! ```
 //!
 //! The locks say what is under way, to whoever looks, to whoever would start the guest on disks of two moments, and to the same
@@ -89,8 +89,16 @@ pub async fn restore_snapshot(
     let restored = held.restore(&asker, &view, &machine, grace).await;
     let kept = kept.unwrap_or_else(|| reason(instance, held.starts));
     match restored {
-        Ok(()) if is_ours => let_go(&asker, snapshot, kept).await,
-        Ok(()) => Ok(()),
+        Ok(start) => {
+            // Its start is asked for: nothing is left for which the snapshot would have to stay locked.
+            if is_ours {
+                let_go(&asker, snapshot, kept).await?;
+            }
+            match start {
+                Some(acted) => asker.wait(instance, &Verb::Start, acted).await,
+                None => Ok(()),
+            }
+        }
         Err(error) if held.is_begun && is_doomed(cloud, instance).await => {
             let error = error.and(boots_another(&held.snapshot));
             if is_ours { let_go(&asker, snapshot, kept).await.and(Err(error)) } else { Err(error) }
@@ -148,6 +156,12 @@ impl<T: Fn(Restoring<'_>)> Asker<'_, T> {
         (self.told)(Restoring::Asks(of, &verb));
         let acted = act(self.cloud, of, &verb).await;
         self.until_done(of, acted?).await
+    }
+
+    /// Waits until what was asked is so.
+    async fn wait(&self, of: InstanceId, verb: &Verb, acted: Acted) -> CloudResult<()> {
+        (self.told)(Restoring::Asks(of, verb));
+        self.until_done(of, acted).await
     }
 
     /// Has a volume be made anew.
@@ -210,7 +224,7 @@ impl Held {
         };
         let mut held = [true, false].into_iter().map(|starts| new(true, starts));
         held.find(|held| held.reason() == reason).ok_or_else(|| {
-            CloudError::Refused(format!("cannot restore instance {instance}: {}", locked(reason)))
+            CloudError::Refused(format!("cannot restore instance {instance}: {}", locked(instance, reason)))
         })
     }
 
@@ -222,14 +236,14 @@ impl Held {
         )
     }
 
-    /// All of it, from where one that broke off was.
+    /// All of it, from where one that broke off was; with what came of asking for its start, where it ran.
     async fn restore(
         &mut self,
         asker: &Asker<'_, impl Fn(Restoring<'_>)>,
         view: &VolumeView,
         machine: &Known,
         grace: u32,
-    ) -> CloudResult<()> {
+    ) -> CloudResult<Option<Acted>> {
         let (instance, snapshot) = (self.instance, view.volume);
         self.stop_and_lock(asker, machine, grace).await?;
         // From now on it keeps the volumes that it has, unless somebody unlocks it.
@@ -256,10 +270,10 @@ impl Held {
         asker.ask(instance, Verb::LetGo(self.reason())).await?;
         // All is restored: what comes of a start is its own affair.
         self.is_begun = false;
-        if self.starts {
-            asker.ask(instance, Verb::Start).await?;
+        match self.starts {
+            true => act(asker.cloud, instance, &Verb::Start).await.map(Some),
+            false => Ok(None),
         }
-        Ok(())
     }
 
     /// Has it be stopped and locked for this.

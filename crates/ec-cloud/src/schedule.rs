@@ -17,7 +17,7 @@ use crate::{
     ask::ROOT_REQUIRED,
     group::tidy,
     history::{Asked, begin},
-    intent::{Back, Intent, Reached, STALE},
+    intent::{Back, Intent, Reached, STALE, lost},
     volume::booted,
 };
 
@@ -135,7 +135,7 @@ pub async fn schedule(
             let sign = alive.get(&node).cloned().flatten();
             match request_within(cloud, &intent, node, wanted, sign, &mut peers, preferring).await {
                 Requested::Yes => return Ok(Ok(Scheduled { instance: intent.instance, node })),
-                // The agent has died since it was looked for, or does not understand us, or the record was taken away.
+                // The agent has died since it was looked for, or does not understand us.
                 given_back @ (Requested::No(None) | Requested::LeftOut | Requested::Crowded) => {
                     if let Err(error) = cloud.placement.release(intent.instance).await {
                         return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
@@ -471,7 +471,12 @@ async fn request(
     }
     match cloud.store.txn(txn).await {
         Ok(outcome) if outcome.succeeded => Requested::Yes,
-        Ok(_) => Requested::No(None),
+        // Of what did not hold, this is the only thing that another place would not help against.
+        Ok(_) => match cloud.store.get(&keys.instance(instance)).await {
+            Ok((Some(pair), _)) if pair.mod_revision == intent.revision => Requested::No(None),
+            Ok(_) => Requested::No(Some(lost(instance))),
+            Err(error) => Requested::No(Some(error.into())),
+        },
         Err(error @ StoreError::Unknown(_)) => Requested::Unknown(error.into()),
         // It has come to its end, so that the record tells what that was.
         Err(error @ StoreError::Full(_)) => match cloud.store.get(&keys.instance(instance)).await {

@@ -96,6 +96,9 @@ pub struct VolumeView {
     pub created_at: Option<Timestamp>,
     /// Why it is so.
     pub reason: Option<String>,
+    /// Why nothing is done to it; left out where it is not locked.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub locked: Option<String>,
 }
 
 /// What became of a wish that a machine has a volume, or has it no more.
@@ -707,7 +710,12 @@ pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<
 /// How a machine that has a volume comes to have it no more.
 async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'static str {
     let device = match find(cloud, holder).await {
-        Ok(Found::Placed(machine)) => holds(&machine, volume),
+        Ok(Found::Placed(machine)) => {
+            if machine.request.record().is_some_and(|request| request.desired == Desired::Destroyed) {
+                return "it is being destroyed, and has it until its end";
+            }
+            holds(&machine, volume)
+        }
         _ => None,
     };
     match device {
@@ -797,6 +805,7 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         labels: view.labels,
         created_at: view.created_at,
         reason: view.reason,
+        locked: record.and_then(|record| record.locked.clone()),
     }
 }
 

@@ -4,8 +4,8 @@
 //! size by it. So a wish that was under way when etcd lost it is left out, and that is told; a user may wish it again.
 
 use ec_model::{
-    AccessWish, Assigned, Desired, Doc, Edition, Extent, Held, Instance, Request, Rescue, Resize, Resources,
-    Size, Spec, State, Status,
+    AccessWish, Assigned, Desired, Doc, Edition, Extent, Held, Instance, NodeId, Request, Rescue, Resize,
+    Resources, Size, Spec, State, Status,
 };
 
 /// What is to be written.
@@ -59,7 +59,7 @@ pub fn brought(
     });
     let record = newer.cloned().or_else(|| kept.take()).or_else(|| recorded.cloned());
     let mut record = record.unwrap_or_else(|| {
-        notes.add("its labels, its group and whether it was locked are not known");
+        notes.add(NOT_KNOWN);
         Doc::new(of_request(&request.record))
     });
     let known = recorded.map_or(0, |recorded| recorded.record.generation);
@@ -88,6 +88,17 @@ pub fn brought(
     (order.name, order.spec) = (wanted.name.clone(), Some(wanted.spec.clone()));
     Ok(Brought { record, request, notes: notes.0 })
 }
+
+/// What is to be written of an instance that is asked for on a node, and of which no record is there.
+pub fn made_of_request(mut request: Doc<Request>, node: NodeId) -> Brought {
+    let generation = request.record.generation.saturating_add(1);
+    let mut record = of_request(&request.record);
+    record.assigned = Some(Assigned { node, epoch: request.record.epoch });
+    (record.generation, request.record.generation) = (generation, generation);
+    Brought { record: Doc::new(record), request, notes: vec![NOT_KNOWN.to_owned()] }
+}
+
+const NOT_KNOWN: &str = "its labels, its group and whether it was locked are not known";
 
 /// What is otherwise than it was, each once.
 #[derive(Default)]

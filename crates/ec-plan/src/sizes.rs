@@ -45,7 +45,7 @@ pub fn resized(instance: &Instance, request: &Request, status: &Status) -> Optio
 }
 
 /// What came of the last wish for another size, where that failed: then it is not as large as its record says.
-pub(crate) fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a Resized> {
+pub fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a Resized> {
     let wished_at = request.resize.map(|wish| wish.wished_at);
     let told = status.and_then(|status| status.resized.as_ref());
     told.filter(|was| was.failed.is_some() && Some(was.wished_at) == wished_at)
@@ -131,7 +131,7 @@ fn resize(
 }
 
 /// How large a disk is, in GiB, of what takes this.
-pub(crate) fn of_disk(resources: &Resources) -> u64 {
+pub fn of_disk(resources: &Resources) -> u64 {
     resources.get(DISK).copied().unwrap_or(0)
 }
 

@@ -8,8 +8,8 @@ mod situation;
 use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
-    ActionVerb, Attachment, Desired, Extent, ImageRef, Instance, Power, PowerWish, Request, Restart, Status,
-    Workload,
+    ActionVerb, Attachment, Desired, Extent, ImageRef, Instance, InstanceId, Power, PowerWish, Request,
+    Restart, Status, Workload,
     input::{LABELS_MAX, METADATA_MAX},
 };
 
@@ -243,7 +243,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         (Verb::Unlock, Some(_)) => return Verdict::Do(Wish::Locked(None)),
         (Verb::Unlock, None) => return Verdict::Already(NOT_LOCKED.to_owned()),
-        (_, Some(reason)) => return Verdict::Refuse(locked(reason)),
+        (_, Some(reason)) => return Verdict::Refuse(locked(instance.instance, reason)),
         (Verb::Rename(name), None) if instance.name.as_ref() == Some(name) => {
             return Verdict::Already(format!("it is called `{name}` already"));
         }
@@ -319,10 +319,10 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
     sizes::judge(verb, instance, request, status, situation).unwrap_or_else(|| in_situation(verb, situation))
 }
 
-/// Why nothing is done to what is locked.
-pub fn locked(reason: &str) -> String {
+/// Why nothing is done to what is locked. By its uuid, which unlocks a volume, too.
+pub fn locked(instance: InstanceId, reason: &str) -> String {
     let reason = if reason.is_empty() { String::new() } else { format!(" ({reason})") };
-    format!("it is locked{reason}; `eschedule unlock` lets things be done to it again")
+    format!("it is locked{reason}; `eschedule unlock {instance}` lets things be done to it again")
 }
 
 /// The table.

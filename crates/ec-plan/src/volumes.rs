@@ -206,7 +206,7 @@ fn changeable(sides: Sides<'_>, what: &str) -> Result<(), String> {
         return Err(format!("{what} is being destroyed"));
     }
     match &sides.record.locked {
-        Some(reason) => Err(format!("{what} cannot be changed: {}", locked(reason))),
+        Some(reason) => Err(format!("{what} cannot be changed: {}", locked(sides.record.instance, reason))),
         None => Ok(()),
     }
 }

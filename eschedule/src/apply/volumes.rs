@@ -182,13 +182,14 @@ impl Making<'_> {
                 };
                 (one.volume, one.instance) = (Some(volume.instance), Some(instance.instance));
                 one.node = Some(instance.node);
-                self.until_there(volume).await?;
+                let name = &self.of.volumes[*number].name;
+                self.until_there(volume, name, "creating").await?;
                 let (volume, instance) = (volume.instance, instance.instance);
                 self.unless_stopped(until_free(cloud, volume, Some(instance), self.patience)).await?;
                 if let Some(node) = node_to_come_to(cloud, volume, instance, None).await? {
                     let moved =
                         move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
-                    self.until_there(moved).await?;
+                    self.until_there(moved, name, "moving").await?;
                 }
                 attach(cloud, volume, instance, None).await.map_err(|error| session.failed(error))?;
             }
@@ -237,7 +238,7 @@ impl Making<'_> {
             }
         };
         self.volumes.insert(number, made);
-        self.until_there(made).await?;
+        self.until_there(made, &self.of.volumes[number].name, "creating").await?;
         self.unless_stopped(until_free(&self.session.cloud, made.instance, None, self.patience)).await?;
         Ok(made)
     }
@@ -278,25 +279,32 @@ impl Making<'_> {
                 .copied()
                 .is_some_and(|of| of.disk == disk || of.held == Some(disk) || of.beside.contains(&disk))
         };
-        let volumes = self
-            .volumes
-            .iter()
-            .filter(|(number, _)| self.of.volumes[**number].image.as_ref().is_some_and(is_of_it));
-        let instances =
-            self.instances.iter().filter(|(number, _)| is_of_it(&self.entries[**number].guest.image));
-        for (_, made) in volumes.chain(instances) {
-            self.until_there(*made).await?;
+        for (number, made) in &self.volumes {
+            let wish = &self.of.volumes[*number];
+            if wish.image.as_ref().is_some_and(is_of_it) {
+                self.until_there(*made, &wish.name, "creating").await?;
+            }
+        }
+        for (number, made) in &self.instances {
+            if is_of_it(&self.entries[*number].guest.image) {
+                self.until_there(*made, &self.of.instances[*number].name, "building").await?;
+            }
         }
         Ok(())
     }
 
-    /// Waits until a volume is made.
-    async fn until_there(&self, Scheduled { instance: volume, node }: Scheduled) -> Result<(), Failure> {
+    /// Waits until one is there that is called so, and tells what is being done meanwhile.
+    async fn until_there(
+        &self,
+        Scheduled { instance, node }: Scheduled,
+        name: &str,
+        doing: &str,
+    ) -> Result<(), Failure> {
         // Of one that is there nothing is told.
         let shown: OnceCell<Shown> = OnceCell::new();
-        let made = until_active(&self.session.cloud, node, volume, self.patience, |step| match step {
+        let made = until_active(&self.session.cloud, node, instance, self.patience, |step| match step {
             Step::Status(status) if status.state == State::Active => {}
-            step => shown.get_or_init(|| Shown::new("creating")).step(step),
+            step => shown.get_or_init(|| Shown::of(name, doing)).step(step),
         });
         let made = self.unless_stopped(made).await;
         if let Some(shown) = shown.get() {

@@ -115,6 +115,19 @@ fn a_node_is_well_where_its_agent_and_placement_say_so() {
 }
 
 #[test]
+fn volumes_that_need_somebody_are_told_by_name() {
+    let view = |number: u128, status: &str| VolumeView {
+        name: Some(format!("data{number}")),
+        status: status.into(),
+        ..crate::fields::volume()
+    };
+    assert_eq!(levels(&of_volumes(&[view(0, "available"), view(1, "in-use")])), [Level::Ok]);
+    bad(&of_volumes(&[view(0, "error"), view(1, "error")])[1..], Level::Warning, "2 in error: data0, data1");
+    bad(&of_volumes(&[view(0, "unclaimed")])[1..], Level::Warning, "no request speaks of them: data0");
+    bad(&of_volumes(&[view(0, "unknown")])[1..], Level::Warning, "cannot be told of: data0");
+}
+
+#[test]
 fn instances_that_need_somebody_are_told_by_name_some_of_them() {
     let now = Timestamp::UNIX_EPOCH + 1.hour();
     let view = |number: u128, state: &str, minutes: i64| View {

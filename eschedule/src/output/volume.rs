@@ -72,6 +72,9 @@ fn lines(view: &VolumeView) -> String {
     if let Some(reason) = &view.reason {
         row("reason", reason.clone());
     }
+    if let Some(reason) = &view.locked {
+        row("locked", if reason.is_empty() { "yes".to_owned() } else { reason.clone() });
+    }
     row("size", or_dash(view.size_gb.map(|size| format!("{size} GB"))));
     if let Some(node) = view.node {
         row("node", node.to_string());

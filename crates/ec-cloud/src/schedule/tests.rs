@@ -556,6 +556,20 @@ async fn a_claim_in_doubt_is_known_also_where_its_record_was_swept_while_the_hos
     );
 }
 
+/// Somebody's clock is ahead, or its command slept: what is wrong is no node.
+#[tokio::test]
+async fn one_whose_record_was_taken_away_while_it_was_placed_is_told_that() {
+    let world = World::new(1, 0, &[]).await;
+    let (cloud, guest, query) = (world.cloud(), guest(Some("web")), ResourceQuery::parse(QUERY).unwrap());
+    let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+    let intent = Intent::write(&cloud, &wanted, &wanted.spec()).await.unwrap();
+    world.etcd.memory.txn(Txn::new().delete(cloud.keys.instance(intent.instance))).await.unwrap();
+    let asked = super::request(&cloud, &intent, node(0), &wanted, None, None, false).await;
+    let Requested::No(Some(error)) = asked else { panic!("it was requested, or its node is to blame") };
+    assert!(error.to_string().contains("somebody else took"), "{error}");
+    assert!(world.requested().is_empty());
+}
+
 #[tokio::test(start_paused = true)]
 async fn what_was_requested_without_an_answer_is_told_also_where_its_node_gave_it_up_at_once() {
     let mut given_up = 0;

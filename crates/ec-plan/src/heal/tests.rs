@@ -76,6 +76,17 @@ fn blank() -> Request {
     }
 }
 
+#[test]
+fn what_is_asked_for_and_has_no_record_is_asked_for_as_before() {
+    let asked = Request { handover: Some(ec_model::Handover::To(node(2))), ..request() };
+    let made = made_of_request(Doc::new(asked.clone()), node(1));
+    let next = Request { generation: asked.generation + 1, ..asked };
+    assert_eq!(made.request.record, next, "but for its generation");
+    let known = Instance { labels: Default::default(), locked: None, generation: 8, ..record() };
+    assert_eq!(made.record.record, Instance { restart: next.restart, ..known });
+    assert_eq!(made.notes, ["its labels, its group and whether it was locked are not known"]);
+}
+
 fn request() -> Request {
     let of = record();
     let (name, project, user, power) = (of.name, of.project, of.user, of.power);

@@ -108,7 +108,7 @@ fn definition(facts: &Facts, _: &Limits) -> Option<Plan> {
 
 /// It is told, and then told that all is as it shall be: a word in its history.
 fn persist(facts: &Facts) -> Plan {
-    let reason = "somebody undefined it while it ran; it is defined for good again";
+    let reason = "somebody undefined it while it ran: its agent defines it for good again";
     let tells = state(facts).filter(|state| matches!(state, State::Active | State::Rescued));
     let word = tells.map(|state| Announce(state, Some(reason.to_owned())));
     Plan::run(word.into_iter().chain([Persist]).collect(), reason)
@@ -116,7 +116,8 @@ fn persist(facts: &Facts) -> Plan {
 
 /// Defines a domain anew that libvirt does not know any more, as large as it was.
 fn redefine(facts: &Facts) -> Plan {
-    let reason = "its domain was gone from libvirt; it is defined again from what this node knows";
+    let reason =
+        "its domain was gone from libvirt, and is defined again by its agent from what this node knows";
     match (facts.allocation, facts.record) {
         // It could not be before, and that is told until it can.
         (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. })

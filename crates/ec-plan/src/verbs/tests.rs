@@ -204,9 +204,11 @@ fn a_locked_instance_is_left_alone_and_one_that_goes_too() {
     assert_eq!(judged(&Verb::Unlock, &request, Some("")), Verdict::Do(Wish::Locked(None)));
     assert!(matches!(judged(&Verb::Unlock, &request, None), Verdict::Already(_)));
     let Verdict::Refuse(why) = judged(&Verb::Stop(0), &request, Some("backup")) else { panic!() };
-    assert_eq!(why, "it is locked (backup); `eschedule unlock` lets things be done to it again");
+    let id = instance(None).instance;
+    let unlocks = format!("`eschedule unlock {id}` lets things be done to it again");
+    assert_eq!(why, format!("it is locked (backup); {unlocks}"));
     let Verdict::Refuse(why) = judged(&Verb::Stop(0), &request, Some("")) else { panic!() };
-    assert_eq!(why, "it is locked; `eschedule unlock` lets things be done to it again");
+    assert_eq!(why, format!("it is locked; {unlocks}"));
     // Who holds it for something takes nobody's lock for theirs.
     let [hold, let_go] = [Verb::Hold("backup".into()), Verb::LetGo("backup".into())];
     assert_eq!(judged(&hold, &request, None), Verdict::Do(Wish::Locked(Some("backup".into()))));

@@ -4,7 +4,11 @@ use ec_cloud::Verb;
 use ec_model::{Desired, InstanceId, State};
 use serde_json::{Value, json};
 
-use super::{Scenario, Stage, stage::Sight};
+use super::{
+    Scenario, Stage,
+    stage::Sight,
+    volumes::{given, near, taken},
+};
 use crate::world::PLACEMENT;
 
 pub(super) const ALL: &[Scenario] = &[
@@ -77,6 +81,12 @@ pub(super) const ALL: &[Scenario] = &[
         "instance-deleted-by-hand",
         "somebody deletes the record that says where a guest is: it goes on, is listed, and can be destroyed",
         |stage| Box::pin(index_deleted(stage)),
+    ),
+    Scenario::new(
+        "instance-deleted-by-hand-and-healed",
+        "somebody deletes the records of a guest and of its volume: nothing can be asked of them, which is told with what helps, and a heal makes \
+         both of their requests, while the guest runs on",
+        |stage| Box::pin(index_healed(stage)),
     ),
     Scenario::new(
         "node-keys-deleted-by-hand",
@@ -235,6 +245,36 @@ async fn index_deleted(stage: Stage) {
         .await;
     stage.destroyed(guest).await;
     stage.until_gone(guest).await;
+}
+
+async fn index_healed(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    let records = [guest, volume].map(|it| stage.world.keys.instance(it));
+    let before = records.clone().map(|key| content(&stage, &key));
+    for key in &records {
+        stage.delete(key).await;
+    }
+    let refused = stage.user(1).wish(guest, &Verb::Stop(0)).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("`eschedule heal`")), "what helps is told").await;
+    stage.demand(stage.user(1).heals().await == Ok(2), "both are brought back").await;
+    stage.until_well(guest).await;
+    let after = records.map(|key| content(&stage, &key));
+    stage.demand(before == after, "as they were, but for their generations").await;
+    let starts = stage.node(1).hypervisor.effects(ec_hypervisor::Operation::Start, guest);
+    stage.demand(starts == 1, "it was started once").await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Stop(0)).await.is_ok(), "it is stopped").await;
+    taken(&stage, volume, guest).await;
+}
+
+/// A record, but for what counts changes of it.
+fn content(stage: &Stage, key: &str) -> Value {
+    let mut record: Value = serde_json::from_slice(&stage.get(key).unwrap_or_default()).unwrap_or_default();
+    for counts in ["generation", "request_id", "power"] {
+        record.as_object_mut().map(|fields| fields.remove(counts));
+    }
+    record
 }
 
 async fn index_garbage(stage: Stage) {

@@ -318,7 +318,7 @@ pub(super) async fn given(stage: &Stage, volume: InstanceId, guest: InstanceId) 
     stage.demand(has(stage, guest, volume), "the guest has it").await;
 }
 
-async fn taken(stage: &Stage, volume: InstanceId, guest: InstanceId) {
+pub(super) async fn taken(stage: &Stage, volume: InstanceId, guest: InstanceId) {
     let taken = stage.user(1).detaches(volume).await;
     stage.demand(taken.is_ok() && !has(stage, guest, volume), "it is taken back").await;
 }

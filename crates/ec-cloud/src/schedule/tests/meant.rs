@@ -7,7 +7,7 @@ use ec_plan::verbs::Change;
 
 use crate::{
     CloudError, Verb, act, attach, copy_for_image, delete_called_volume, destroy_called, destroy_selected,
-    detach,
+    detach, heal,
 };
 
 fn label(key: &str, value: Option<&str>) -> Verb {
@@ -128,9 +128,73 @@ async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
     assert_eq!(told, [(Some(here), Some(made.instance))]);
     // Where the record is gone nobody can say which counts.
     world.etcd.memory.txn(Txn::new().delete(world.keys.instance(volume))).await.unwrap();
+    let healed = heal(&cloud, &[], false).await.unwrap();
+    assert!(healed.len() == 1 && healed[0].notes[0].contains("on several nodes"), "{healed:?}");
     let listed = crate::volumes(&cloud).await.unwrap();
     assert_eq!(listed.len(), 2);
     assert!(listed.iter().all(|view| view.instance == Some(made.instance)), "{listed:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_that_are_gone_are_made_of_requests_and_say_who_has_what() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let volume = world.volume("data").await;
+    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    world.active(made, "machine").await;
+    attach(&cloud, volume, made.instance, None).await.unwrap();
+    for lost in [made.instance, volume] {
+        let key = world.keys.instance(lost);
+        let record = || decode::<Instance>(&world.under(&key)[0].value).unwrap();
+        let before = record();
+        memory.txn(Txn::new().delete(key.clone())).await.unwrap();
+        let why = act(&cloud, lost, &Verb::Lock(String::new())).await.unwrap_err().to_string();
+        assert!(why.contains("`eschedule heal`"), "{why}");
+        let told = crate::unrecorded(&cloud).await.unwrap();
+        assert_eq!(told.iter().map(|lost| lost.instance).collect::<Vec<_>>(), [lost]);
+        let all = memory.content("/").pairs;
+        assert_eq!(heal(&cloud, &[], true).await.unwrap()[0].outcome, crate::Outcome::Lost);
+        assert_eq!(memory.content("/").pairs, all, "it only looks");
+        assert_eq!(heal(&cloud, &[], false).await.unwrap()[0].outcome, crate::Outcome::Healed);
+        let (generation, request_id) = (before.generation + 1, record().request_id);
+        assert_eq!(record(), Instance { generation, request_id, ..before });
+        assert!(crate::unrecorded(&cloud).await.unwrap().is_empty());
+    }
+    // A wish to destroy takes the record along.
+    destroy_selected(&cloud, made.instance, &[]).await.unwrap();
+    assert!(crate::unrecorded(&cloud).await.unwrap().is_empty());
+    assert!(heal(&cloud, &[], false).await.unwrap().is_empty());
+    let why = crate::delete_volume(&cloud, volume).await.unwrap_err().to_string();
+    assert!(why.contains("being destroyed, and has it until its end"), "{why}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let volume = world.volume("data").await;
+    let is = crate::volume(&cloud, volume).await.unwrap().size_gb.unwrap();
+    let wished_at = Timestamp::now();
+    let (asked, recorded) = (world.keys.request(node(0), volume), world.keys.instance(volume));
+    let mut request: Request = decode(&world.under(&asked)[0].value).unwrap();
+    let mut record: Instance = decode(&world.under(&recorded)[0].value).unwrap();
+    record.spec.resources.insert("DISK_GB".to_owned(), is + 1);
+    (request.resize, request.spec) = (Some(ec_model::Resize { wished_at }), Some(record.spec.clone()));
+    memory.txn(Txn::new().put(asked, encode(&request)).put(recorded, encode(&record))).await.unwrap();
+    let key = world.keys.status(node(0), volume);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let resized = ec_model::Resized {
+        wished_at,
+        failed: Some("no room".to_owned()),
+        resources: [("DISK_GB".to_owned(), is)].into(),
+    };
+    let status = Status { resized: Some(resized), ..status };
+    memory.txn(Txn::new().put(key, encode(&status))).await.unwrap();
+    let view = crate::volume(&cloud, volume).await.unwrap();
+    assert_eq!(view.size_gb, Some(is));
+    let why = view.reason.clone().unwrap();
+    assert!(why.contains("no room") && why.contains("`eschedule volume extend`"), "{why}");
+    assert_eq!(crate::volumes(&cloud).await.unwrap(), [view]);
 }
 
 #[tokio::test(start_paused = true)]
