@@ -184,7 +184,7 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     }
     for (instance, node) in asked.iter().filter(|(instance, _)| !recorded.contains(instance)) {
         let Some(pair) = cloud.store.get(&keys.request(*node, *instance)).await?.0 else { continue };
-        let request = decode::<Request>(&pair.value).ok();
+        let request = decode::<Request>(&pair.value).ok().filter(|it| it.instance == *instance);
         let Some(request) = request.filter(|request| request.desired == Desired::Active) else { continue };
         let left = |why| Healed::left(*node, *instance, Some(&request), why);
         let many = requests.iter().filter_map(|key| keys.parse_request(key).ok());
@@ -309,7 +309,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     if let Some(request) = request.0 {
         return match recorded.0 {
             Some(_) => Ok(Planned::Nothing),
-            None => plan_unrecorded(cloud, node, &request, alive.0, looks).await,
+            None => plan_unrecorded(cloud, node, instance, &request, alive.0, looks).await,
         };
     }
     let Some(held_pair) = held.0 else {
@@ -388,15 +388,16 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
 async fn plan_unrecorded(
     cloud: &Cloud,
     node: NodeId,
+    instance: InstanceId,
     pair: &KeyValue,
     alive: Option<KeyValue>,
     looks: bool,
 ) -> CloudResult<Planned> {
     let asked = Doc::<Request>::decode(&pair.value)?;
-    let (instance, of) = (asked.record.instance, asked.record.clone());
+    let of = asked.record.clone();
     let left = |why: String| Ok(Planned::Left(Healed::left(node, instance, Some(&of), why)));
-    // Its record went with the wish to destroy.
-    if of.desired != Desired::Active {
+    // Its record went with the wish to destroy; or somebody copied another's request.
+    if of.desired != Desired::Active || of.instance != instance {
         return Ok(Planned::Nothing);
     }
     let Some(alive) = alive else { return left(NOT_ALIVE.to_owned()) };
