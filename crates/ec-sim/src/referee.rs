@@ -199,6 +199,8 @@ pub(crate) struct Referee {
     counted: BTreeMap<Actor, (u64, BTreeSet<InstanceId>)>,
     /// Starts of agents that were alive.
     came_up: BTreeSet<Actor>,
+    /// Whose claim an agent has asked for.
+    counting: BTreeSet<(Actor, InstanceId)>,
     pub(crate) transactions: u64,
     /// What was done since all was to be at rest, to whom and by whom.
     deeds: Option<Vec<(InstanceId, String)>>,

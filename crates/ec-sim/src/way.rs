@@ -38,7 +38,7 @@ impl Way {
     pub(crate) async fn ask(&self, request: Request) -> Result<Answer, String> {
         let question = Question::of(&self.world, &request);
         if let Some(question) = &question {
-            self.world.judge(|referee, _| referee.asked(question));
+            self.world.judge(|referee, _| referee.asked(self.actor, question));
         }
         let Some((replica, life)) = self.world.replicas.any(&self.world) else {
             return Err("connection refused".into());

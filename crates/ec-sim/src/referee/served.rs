@@ -106,8 +106,9 @@ fn generation_of(world: &World, provider: NodeId) -> Option<i64> {
 
 impl Referee {
     /// Somebody wants a consumer to hold something else, which may be carried out from now on.
-    pub(crate) fn asked(&mut self, question: &Question) {
+    pub(crate) fn asked(&mut self, actor: Actor, question: &Question) {
         if let About::Claim(instance, generation, _) = question.about {
+            self.counting.insert((actor, instance));
             self.known.entry(instance).or_default().claims_asked.insert(generation);
         }
     }
@@ -219,9 +220,11 @@ impl Referee {
             let harmed = known.disturbed || known.record_lost || known.record_garbled || known.extended;
             known.wrote && !(known.is_volume || known.wished_away || harmed)
         };
-        let missed =
-            self.known.iter().filter(|(instance, known)| is_sure(known) && !counted.contains(instance));
-        // Once it is told of as UNCLAIMED it is being counted, and what was reserved for it is given free for that.
+        // Once it is told of as UNCLAIMED, or its claim is asked for, it is being counted, and what was reserved for it is given free
+        // for that.
+        let missed = self.known.iter().filter(|(instance, known)| {
+            is_sure(known) && !counted.contains(instance) && !self.counting.contains(&(actor, **instance))
+        });
         let is_told = |instance: InstanceId| {
             let status = content(world, &world.keys.status(node, instance));
             let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
