@@ -253,8 +253,8 @@ async fn records(session: &Session) -> Option<Finding> {
         Err(error) => return Some(not_known("records", &error)),
     };
     let named: Vec<_> = found.iter().map(|lost| called(lost.name.as_ref(), lost.instance)).collect();
-    let what = format!("{} run without a record in etcd: {}", named.len(), some(&named));
-    Some(Finding::warning("records", what, "`eschedule heal` writes them as their nodes know them"))
+    let what = format!("{} are asked for, and etcd lacks their records: {}", named.len(), some(&named));
+    Some(Finding::warning("records", what, "`eschedule heal` writes them anew"))
 }
 
 /// What etcd and placement know of them together, and what their agents say.

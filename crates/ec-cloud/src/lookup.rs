@@ -137,6 +137,11 @@ impl Known {
         self.record.clone().map(|record| as_made(record, &self.request, &self.status))
     }
 
+    /// Whether its request says that it is to be there.
+    pub(crate) fn is_asked_for(&self) -> bool {
+        self.request.record().is_some_and(|request| request.desired == Desired::Active)
+    }
+
     /// The record, to be changed; none where there is none.
     pub(crate) fn record_doc(&self) -> CloudResult<Option<Doc<Instance>>> {
         Ok(self.record_pair.as_ref().map(|pair| Doc::decode(&pair.value)).transpose()?)
@@ -483,7 +488,8 @@ impl View {
             Self::brief(known.instance, known.node, known.node_alive, &known.request, &known.status);
         view = match &known.record {
             Some(record) => view.with(record).wished(record, &known.request, &known.status),
-            None => view.recordless(&known.request),
+            None if known.is_asked_for() => view.recordless(),
+            None => view,
         };
         // The wish to destroy is in the request alone; after a failure that is gone.
         view.request_id = match (known.request.record(), &known.record) {
@@ -560,10 +566,8 @@ impl View {
     }
 
     /// The same of one that is asked for, and has no record.
-    fn recordless(self, request: &Read<Request>) -> Self {
-        let is_wanted = request.record().is_some_and(|request| request.desired == Desired::Active);
-        let reason = self.reason.or_else(|| is_wanted.then(|| RECORD_LOST.to_owned()));
-        Self { reason, ..self }
+    fn recordless(self) -> Self {
+        Self { reason: self.reason.or_else(|| Some(RECORD_LOST.to_owned())), ..self }
     }
 
     /// The same of a volume that could not grow.

@@ -538,14 +538,15 @@ pub async fn detach(
 ) -> CloudResult<Option<Attached>> {
     for _ in 0..TRIES {
         let disk = known_volume(cloud, volume).await?;
-        let Some(instance) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(None) };
+        let Some(record) = &disk.record else { return docs(&disk).map(|_| None) };
+        let Some(instance) = record.attached else { return Ok(None) };
         if from.is_some_and(|from| from != instance) {
             return Err(CloudError::Refused(format!(
                 "instance {instance} has volume {volume} by now, and nobody asked for it to be taken from there"
             )));
         }
         let machine = match find(cloud, instance).await {
-            Ok(Found::Placed(machine)) if machine.record.is_some() => machine,
+            Ok(Found::Placed(machine)) if machine.record.is_some() || machine.is_asked_for() => machine,
             Err(CloudError::NotFound(_)) | Ok(_) => {
                 return match lost_by(cloud, instance, volume).await? {
                     Some(_) => Ok(None),

@@ -150,6 +150,7 @@ async fn records_that_are_gone_are_made_of_requests_and_say_who_has_what() {
         memory.txn(Txn::new().delete(key.clone())).await.unwrap();
         let why = act(&cloud, lost, &Verb::Lock(String::new())).await.unwrap_err().to_string();
         assert!(why.contains("`eschedule heal`"), "{why}");
+        refused(detach(&cloud, volume, None).await, "`eschedule heal`");
         let told = crate::unrecorded(&cloud).await.unwrap();
         assert_eq!(told.iter().map(|lost| lost.instance).collect::<Vec<_>>(), [lost]);
         let all = memory.content("/").pairs;
