@@ -157,10 +157,11 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     )?;
     let recorded: HashSet<InstanceId> =
         cloud.store.keys(&prefixes.3).await?.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
-    let asked: BTreeMap<InstanceId, NodeId> = requests
-        .iter()
-        .filter_map(|key| keys.parse_request(key).ok())
-        .map(|(node, instance)| (instance, node))
+    let asked_on = || requests.iter().filter_map(|key| keys.parse_request(key).ok());
+    let asked: BTreeMap<InstanceId, NodeId> = asked_on().map(|(node, instance)| (instance, node)).collect();
+    let on_others: HashSet<InstanceId> = asked_on()
+        .filter(|(node, instance)| asked.get(instance) != Some(node))
+        .map(|(_, instance)| instance)
         .collect();
     let mut all: BTreeMap<(NodeId, InstanceId), Healed> = BTreeMap::new();
     let mut editions: BTreeMap<InstanceId, Vec<(Edition, NodeId)>> = BTreeMap::new();
@@ -187,10 +188,9 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
         let request = decode::<Request>(&pair.value).ok().filter(|it| it.instance == *instance);
         let Some(request) = request.filter(|request| request.desired == Desired::Active) else { continue };
         let left = |why| Healed::left(*node, *instance, Some(&request), why);
-        let many = requests.iter().filter_map(|key| keys.parse_request(key).ok());
-        let lost = match many.filter(|(_, asked)| asked == instance).count() {
-            1 => Healed { outcome: Outcome::Lost, ..left(RECORD_LOST) },
-            _ => left(
+        let lost = match on_others.contains(instance) {
+            false => Healed { outcome: Outcome::Lost, ..left(RECORD_LOST) },
+            true => left(
                 "it is asked for on several nodes, and only its record, which is gone, said which counts",
             ),
         };
