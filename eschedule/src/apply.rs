@@ -472,7 +472,7 @@ impl<'a> Making<'a> {
         let volumes =
             (0..of.volumes.len()).filter_map(|number| Some((number, of.there(number).and_then(placed)?)));
         let (instances, volumes) = (instances.collect(), volumes.collect());
-        let (missing_instances, missing_volumes) = Default::default();
+        let (missing_instances, missing_volumes) = (BTreeSet::new(), BTreeSet::new());
         Self { session, of, entries, stop, patience, instances, volumes, missing_instances, missing_volumes }
     }
 

@@ -248,13 +248,16 @@ async fn volumes(session: &Session) -> Vec<Finding> {
 /// Records that somebody deleted.
 async fn records(session: &Session) -> Option<Finding> {
     let found = match ec_cloud::unrecorded(&session.cloud).await {
-        Ok(found) if found.is_empty() => return None,
         Ok(found) => found,
         Err(error) => return Some(not_known("records", &error)),
     };
-    let named: Vec<_> = found.iter().map(|lost| called(lost.name.as_ref(), lost.instance)).collect();
-    let what = format!("{} are asked for, and etcd lacks their records: {}", named.len(), some(&named));
-    Some(Finding::warning("records", what, "`eschedule heal` writes them anew"))
+    let named = found.iter().map(|lost| called(lost.name.as_ref(), lost.instance));
+    of_those(
+        "records",
+        named,
+        "are asked for, and etcd lacks their records",
+        "`eschedule heal` writes them anew",
+    )
 }
 
 /// What etcd and placement know of them together, and what their agents say.
@@ -403,13 +406,13 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
 /// Those that are on their way for longer are told of.
 const ON_ITS_WAY: jiff::SignedDuration = jiff::SignedDuration::from_mins(15);
 
+/// What is to be done of what only its node knows.
+const RESTORED: &str = "etcd was restored or emptied: `eschedule heal` brings back what their nodes know";
+
 /// What instances can need somebody for, and what is to be done then.
 const ILLS: [(&str, &str); 4] = [
     ("in ERROR", "`eschedule show` tells why"),
-    (
-        "run, and no request speaks of them",
-        "etcd was restored or emptied: `eschedule heal` brings back what their nodes know",
-    ),
+    ("run, and no request speaks of them", RESTORED),
     ("cannot be told of", "`eschedule show` tells which key cannot be read"),
     ("on their way for long", "`eschedule explain` tells what they wait for"),
 ];
@@ -431,15 +434,19 @@ fn ill(view: &View, now: Timestamp) -> Option<usize> {
     }
 }
 
+/// That these need somebody, where there are any.
+fn of_those(part: &str, named: impl Iterator<Item = String>, what: &str, mend: &str) -> Option<Finding> {
+    let named: Vec<_> = named.collect();
+    let found = || format!("{} {what}: {}", named.len(), some(&named));
+    (!named.is_empty()).then(|| Finding::warning(part, found(), mend))
+}
+
 fn of_instances(instances: &[View], now: Timestamp) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("instances", format!("there are {}", instances.len()))];
     for (number, (what, mend)) in ILLS.iter().enumerate() {
         let these = instances.iter().filter(|view| ill(view, now) == Some(number));
-        let named: Vec<_> = these.map(|view| called(view.name.as_ref(), view.instance)).collect();
-        if !named.is_empty() {
-            let found = format!("{} {what}: {}", named.len(), some(&named));
-            findings.push(Finding::warning("instances", found, *mend));
-        }
+        let named = these.map(|view| called(view.name.as_ref(), view.instance));
+        findings.extend(of_those("instances", named, what, mend));
     }
     findings
 }
@@ -451,11 +458,7 @@ const ILLS_OF_VOLUMES: [(&str, &str, &str); 3] = [
         "in error",
         "`eschedule volume show` tells why; a disk that was moved away is taken up again where it is put back",
     ),
-    (
-        "unclaimed",
-        "are there, and no request speaks of them",
-        "etcd was restored or emptied: `eschedule heal` brings back what their nodes know",
-    ),
+    ("unclaimed", "are there, and no request speaks of them", RESTORED),
     ("unknown", "cannot be told of", "`eschedule volume show` tells which key cannot be read"),
 ];
 
@@ -463,11 +466,8 @@ fn of_volumes(volumes: &[VolumeView]) -> Vec<Finding> {
     let mut findings = vec![Finding::ok("volumes", format!("there are {}", volumes.len()))];
     for (status, what, mend) in ILLS_OF_VOLUMES {
         let these = volumes.iter().filter(|view| view.status == status);
-        let named: Vec<_> = these.map(|view| called(view.name.as_ref(), view.volume)).collect();
-        if !named.is_empty() {
-            let found = format!("{} {what}: {}", named.len(), some(&named));
-            findings.push(Finding::warning("volumes", found, mend));
-        }
+        let named = these.map(|view| called(view.name.as_ref(), view.volume));
+        findings.extend(of_those("volumes", named, what, mend));
     }
     findings
 }

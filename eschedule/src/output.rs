@@ -145,6 +145,11 @@ fn dead(view: &View) -> Option<&'static str> {
     (view.node.is_some() && !view.node_alive).then_some("its node is not alive")
 }
 
+/// Why something is locked, or that it is.
+fn locked(reason: &str) -> String {
+    if reason.is_empty() { "yes".to_owned() } else { reason.to_owned() }
+}
+
 /// What is not known is a dash.
 pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
@@ -356,7 +361,7 @@ pub(crate) fn lines_of(view: &View) -> String {
     }
     if let Some(record) = &view.record {
         if let Some(reason) = &record.locked {
-            row("locked", if reason.is_empty() { "yes".to_owned() } else { reason.clone() });
+            row("locked", locked(reason));
         }
         if let Some(before) = &record.before {
             row("before", format!("{} (kept until the resize is confirmed or reverted)", before.query));

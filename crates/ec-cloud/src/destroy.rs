@@ -12,7 +12,7 @@ use crate::{
     Cloud, CloudError, CloudResult,
     history::{Asked, note_end},
     image::image_of_copy,
-    intent::{STALE, sweep},
+    intent::{sweep, young_for},
     lookup::{Claimed, Found, Known, MENDS, Read, claimed, find},
     select::in_words,
     source::kind_of,
@@ -292,13 +292,12 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
 
 /// What a killed command left, when it is old enough to be that. Whether it was.
 async fn take_away(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
-    let age = cloud.host.now().duration_since(record.created_at);
-    if age < STALE {
+    if let Some(left) = young_for(cloud, &record) {
         return Err(CloudError::Busy(format!(
             "instance {} is being placed since {}; if its command was killed, destroy it again in {} s",
             record.instance,
             record.created_at,
-            (STALE - age).as_secs()
+            left.as_secs()
         )));
     }
     sweep(cloud, record, revision).await

@@ -39,7 +39,7 @@ use crate::{
 const TRIES: usize = 5;
 
 /// What is told of one whose request is there, and whose record is not.
-pub const RECORD_LOST: &str =
+pub(crate) const RECORD_LOST: &str =
     "etcd lacks its record, so nothing can be asked of it: `eschedule heal` writes it anew";
 
 /// What comes of an instance that its node holds and etcd lacks.
@@ -141,27 +141,54 @@ pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Ve
 /// # Errors
 /// etcd does not answer.
 pub async fn unrecorded(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
-    let is_such = |lost: &Healed| lost.notes.iter().any(|note| note == RECORD_LOST);
-    Ok(lost(cloud).await?.into_iter().filter(is_such).collect())
+    let requests = cloud.store.keys(&cloud.keys.all_requests()).await?;
+    let all = without_record(cloud, &requests).await?;
+    Ok(all.into_iter().filter(|lost| lost.outcome == Outcome::Lost).collect())
+}
+
+/// What is asked for by these keys and has no record.
+async fn without_record(cloud: &Cloud, requests: &[String]) -> CloudResult<Vec<Healed>> {
+    let keys = &cloud.keys;
+    // Read last: each is written with its request, or before.
+    let records = cloud.store.keys(&keys.instances()).await?;
+    let recorded: HashSet<InstanceId> =
+        records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
+    let mut asked: BTreeMap<InstanceId, Vec<NodeId>> = BTreeMap::new();
+    for (node, instance) in requests.iter().filter_map(|key| keys.parse_request(key).ok()) {
+        if !recorded.contains(&instance) {
+            asked.entry(instance).or_default().push(node);
+        }
+    }
+    let mut all = Vec::new();
+    for (instance, nodes) in asked {
+        let Some(node) = nodes.last().copied() else { continue };
+        let Some(pair) = cloud.store.get(&keys.request(node, instance)).await?.0 else { continue };
+        let request = decode::<Request>(&pair.value).ok().filter(|it| it.instance == instance);
+        let Some(request) = request.filter(|request| request.desired == Desired::Active) else { continue };
+        let left = |why| Healed::left(node, instance, Some(&request), why);
+        all.push(match nodes.len() {
+            1 => Healed { outcome: Outcome::Lost, ..left(RECORD_LOST) },
+            _ => left(
+                "it is asked for on several nodes, and only its record, which is gone, said which counts",
+            ),
+        });
+    }
+    Ok(all)
 }
 
 /// All that nodes hold and nobody asks for, by node.
 async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.every_held(), keys.all_statuses(), keys.all_requests(), keys.instances());
-    // The records last: each is written with its request, or before.
+    let prefixes = (keys.every_held(), keys.all_statuses(), keys.all_requests());
     let (held, statuses, requests) = tokio::try_join!(
         cloud.store.list(&prefixes.0),
         cloud.store.list(&prefixes.1),
         cloud.store.keys(&prefixes.2)
     )?;
-    let recorded: HashSet<InstanceId> =
-        cloud.store.keys(&prefixes.3).await?.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
-    let asked_on = || requests.iter().filter_map(|key| keys.parse_request(key).ok());
-    let asked: BTreeMap<InstanceId, NodeId> = asked_on().map(|(node, instance)| (instance, node)).collect();
-    let on_others: HashSet<InstanceId> = asked_on()
-        .filter(|(node, instance)| asked.get(instance) != Some(node))
-        .map(|(_, instance)| instance)
+    let asked: BTreeMap<InstanceId, NodeId> = requests
+        .iter()
+        .filter_map(|key| keys.parse_request(key).ok())
+        .map(|(node, instance)| (instance, node))
         .collect();
     let mut all: BTreeMap<(NodeId, InstanceId), Healed> = BTreeMap::new();
     let mut editions: BTreeMap<InstanceId, Vec<(Edition, NodeId)>> = BTreeMap::new();
@@ -183,19 +210,8 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
             Some(_) => {}
         }
     }
-    for (instance, node) in asked.iter().filter(|(instance, _)| !recorded.contains(instance)) {
-        let Some(pair) = cloud.store.get(&keys.request(*node, *instance)).await?.0 else { continue };
-        let request = decode::<Request>(&pair.value).ok().filter(|it| it.instance == *instance);
-        let Some(request) = request.filter(|request| request.desired == Desired::Active) else { continue };
-        let left = |why| Healed::left(*node, *instance, Some(&request), why);
-        let lost = match on_others.contains(instance) {
-            false => Healed { outcome: Outcome::Lost, ..left(RECORD_LOST) },
-            true => left(
-                "it is asked for on several nodes, and only its record, which is gone, said which counts",
-            ),
-        };
-        all.insert((*node, *instance), lost);
-    }
+    let unrecorded = without_record(cloud, &requests).await?;
+    all.extend(unrecorded.into_iter().map(|lost| ((lost.node, lost.instance), lost)));
     for pair in &held.pairs {
         let Ok((node, instance)) = keys.parse_held(&pair.key) else { continue };
         let healed = match (asked.get(&instance), read(pair, node, instance)) {

@@ -355,8 +355,7 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
             // Somebody took its record away by hand.
             Err(CloudError::NotFound(_)) => {}
             // A killed command left it.
-            Ok(Found::Unplaced(record, _)) if cloud.host.now().duration_since(record.created_at) >= STALE => {
-            }
+            Ok(Found::Unplaced(record, _)) if young_for(cloud, &record).is_none() => {}
             found => {
                 let by = match found {
                     Ok(Found::Unplaced(record, _)) => being_placed(cloud, &record),
@@ -396,9 +395,14 @@ pub(crate) async fn clear(cloud: &Cloud, key: String, instance: InstanceId) -> C
     })
 }
 
+/// For how long a command may still be at one that is not placed, by its record; none where that was killed.
+pub(crate) fn young_for(cloud: &Cloud, record: &Instance) -> Option<SignedDuration> {
+    Some(STALE - cloud.host.now().duration_since(record.created_at)).filter(|left| left.is_positive())
+}
+
 /// What is to be said of one that a command may still be at, and for how long it is in the way at most.
 fn being_placed(cloud: &Cloud, record: &Instance) -> String {
-    let left = STALE - cloud.host.now().duration_since(record.created_at);
+    let left = young_for(cloud, record).unwrap_or_default();
     format!(
         "{}, which is being placed since {}; if its command was killed or lost etcd, the name is free in {} s",
         record.instance,
@@ -420,7 +424,7 @@ pub(crate) async fn drop_alone(cloud: &Cloud, key: String, instance: InstanceId)
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
 /// then it must stay counted. So only what holds nothing any more is taken away then.
 pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
-    if cloud.host.now().duration_since(record.created_at) < STALE && !planted("sweep-the-young") {
+    if young_for(cloud, &record).is_some() && !planted("sweep-the-young") {
         return Ok(false);
     }
     // Whoever follows the command that left it finds its end, too.

@@ -76,7 +76,7 @@ pub use ec_plan::{
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
-pub use heal::{Healed, Outcome, RECORD_LOST, heal, unrecorded};
+pub use heal::{Healed, Outcome, heal, unrecorded};
 pub use history::history;
 pub use image::{
     Bytes, Facts, ImageChange, NewImage, Upload, add_image, change_image, copy_for_image, delete_image,

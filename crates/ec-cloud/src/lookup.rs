@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::{
     Cloud, CloudError, CloudResult,
     heal::RECORD_LOST,
-    intent::{STALE, sweep, wanted},
+    intent::{sweep, wanted, young_for},
     select::{SortBy, sort},
 };
 
@@ -140,6 +140,11 @@ impl Known {
     /// Whether its request says that it is to be there.
     pub(crate) fn is_asked_for(&self) -> bool {
         self.request.record().is_some_and(|request| request.desired == Desired::Active)
+    }
+
+    /// Whether its request says that it is to go.
+    pub(crate) fn is_doomed(&self) -> bool {
+        self.request.record().is_some_and(|request| request.desired == Desired::Destroyed)
     }
 
     /// The record, to be changed; none where there is none.
@@ -313,7 +318,7 @@ pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Kno
     match find(cloud, instance).await? {
         Found::Placed(known) => Ok(*known),
         Found::Unplaced(record, _) => {
-            let age = cloud.host.now().duration_since(record.created_at);
+            let left = young_for(cloud, &record).unwrap_or_default();
             let (what, verb) = match record.kind {
                 Workload::Machine => ("instance", "destroy"),
                 Workload::Volume => ("volume", "volume delete"),
@@ -321,7 +326,7 @@ pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Kno
             Err(CloudError::Busy(format!(
                 "{what} {instance} is not placed: a command began with it at {} and has not finished; if that was killed, its name is free in {} s, and `eschedule {verb} {instance}` then takes away what it left",
                 record.created_at,
-                (STALE - age).as_secs().max(0)
+                left.as_secs()
             )))
         }
     }

@@ -10,7 +10,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Attachment, CopyOf, Desired, ImageRef, InstanceId, Power, State, Workload};
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
 use ec_plan::verbs::{Verb, is_to_be_made_anew, locked};
 use tokio_util::sync::CancellationToken;
 
@@ -120,7 +120,7 @@ fn boots_another(snapshot: &str) -> String {
 /// Whether somebody destroyed it meanwhile.
 async fn is_doomed(cloud: &Cloud, instance: InstanceId) -> bool {
     match find_placed(cloud, instance).await {
-        Ok(machine) => machine.request.record().is_some_and(|request| request.desired == Desired::Destroyed),
+        Ok(machine) => machine.is_doomed(),
         Err(error) => matches!(error, CloudError::NotFound(_)),
     }
 }

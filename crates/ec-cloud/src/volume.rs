@@ -711,12 +711,10 @@ pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<
 /// How a machine that has a volume comes to have it no more.
 async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'static str {
     let device = match find(cloud, holder).await {
-        Ok(Found::Placed(machine)) => {
-            if machine.request.record().is_some_and(|request| request.desired == Desired::Destroyed) {
-                return "it is being destroyed, and has it until its end";
-            }
-            holds(&machine, volume)
+        Ok(Found::Placed(machine)) if machine.is_doomed() => {
+            return "it is being destroyed, and has it until its end";
         }
+        Ok(Found::Placed(machine)) => holds(&machine, volume),
         _ => None,
     };
     match device {

@@ -3,7 +3,7 @@
 use ec_cloud::VolumeView;
 use ec_runtime::exit::Failure;
 
-use super::{List, or_dash, row, table, trimmed};
+use super::{List, locked, or_dash, row, table, trimmed};
 use crate::{cli::Output, volume::called};
 
 /// A list of volumes.
@@ -73,7 +73,7 @@ fn lines(view: &VolumeView) -> String {
         row("reason", reason.clone());
     }
     if let Some(reason) = &view.locked {
-        row("locked", if reason.is_empty() { "yes".to_owned() } else { reason.clone() });
+        row("locked", locked(reason));
     }
     row("size", or_dash(view.size_gb.map(|size| format!("{size} GB"))));
     if let Some(node) = view.node {

@@ -20,6 +20,17 @@ fn refused(outcome: Result<impl std::fmt::Debug, CloudError>, wanted: &str) {
     assert!(matches!(&error, CloudError::Refused(why) if why.contains(wanted)), "{error}");
 }
 
+impl World {
+    /// A volume, and the machine that is to have it; both are there, by their nodes' words.
+    async fn volume_of_a_machine(&self) -> (InstanceId, Scheduled) {
+        let volume = self.volume("data").await;
+        let made = self.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+        self.active(made, "machine").await;
+        attach(&self.cloud(), volume, made.instance, None).await.unwrap();
+        (volume, made)
+    }
+}
+
 #[tokio::test]
 async fn what_was_selected_by_a_label_and_has_it_no_more_is_spared() {
     let world = World::new(1, 0, &[]).await.roomy(9);
@@ -112,10 +123,7 @@ async fn a_volume_that_another_has_by_now_stays_there() {
 async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
     let world = World::new(2, 0, &[]).await.roomy(9);
     let cloud = world.cloud();
-    let volume = world.volume("data").await;
-    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
-    world.active(made, "machine").await;
-    attach(&cloud, volume, made.instance, None).await.unwrap();
+    let (volume, made) = world.volume_of_a_machine().await;
     let (here, other) = (made.node, node(1));
     assert_ne!(here, other);
     let leaving = &world.under(&world.keys.request(here, volume))[0].value;
@@ -139,10 +147,7 @@ async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
 async fn records_that_are_gone_are_made_of_requests_and_say_who_has_what() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (cloud, memory) = (world.cloud(), &world.etcd.memory);
-    let volume = world.volume("data").await;
-    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
-    world.active(made, "machine").await;
-    attach(&cloud, volume, made.instance, None).await.unwrap();
+    let (volume, made) = world.volume_of_a_machine().await;
     for lost in [made.instance, volume] {
         let key = world.keys.instance(lost);
         let record = || decode::<Instance>(&world.under(&key)[0].value).unwrap();
@@ -202,10 +207,7 @@ async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
 async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in_use() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (cloud, memory) = (world.cloud(), &world.etcd.memory);
-    let volume = world.volume("data").await;
-    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
-    world.active(made, "machine").await;
-    attach(&cloud, volume, made.instance, None).await.unwrap();
+    let (volume, made) = world.volume_of_a_machine().await;
     let key = world.keys.status(made.node, made.instance);
     let status: Status = decode(&world.under(&key)[0].value).unwrap();
     let has = Status { volumes: vec![Attachment { volume, device: "vdb".to_owned() }], ..status.clone() };
