@@ -69,6 +69,9 @@ impl Scenario {
 }
 
 /// All of them, the most dangerous first.
+///
+/// Were this made part of who calls it, all that scenarios play would be compiled there again.
+#[inline(never)]
 pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
     [
         etcd::ALL,
