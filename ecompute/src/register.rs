@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{Doc, InstanceId, Node, Resources, encode};
+use ec_model::{Doc, InstanceId, Node, NodeId, Resources, encode};
 use ec_placement_client::{Inventory, PlacementError};
 use ec_store::{Compare, Txn};
 use tokio::time::Instant;
@@ -265,7 +265,7 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
 /// What the node has to give now: of a host in trouble no processor, so that no instance is placed there, and nothing of a disk
 /// of its own, so that no volume is. Of storage that is shared others have to give, too.
 fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
-    let mut offered = inventory::inventory(measured, &parts.settings, &uncounted(parts));
+    let mut offered = inventory::inventory(measured, &parts.settings, &uncounted(parts, None));
     if !parts.troubles.borrow().is_empty() {
         let disk = parts.settings.shared.is_none().then_some(DISK);
         for class in ["VCPU"].into_iter().chain(disk) {
@@ -312,10 +312,43 @@ fn note_reserved<'a>(parts: &Parts, inventory: impl IntoIterator<Item = (&'a str
     told.extend(inventory.into_iter().map(|(class, inventory)| (class.to_owned(), inventory.reserved)));
 }
 
-/// What guests take that are here and not counted, by class. Of storage that is shared each node would have its own opinion.
-fn uncounted(parts: &Parts) -> Resources {
+/// Claims for a guest what is kept free for it. That it is no more kept free and that it is claimed is one write: nobody else is given the
+/// room in between.
+pub(crate) async fn claim_kept(
+    parts: &Parts,
+    instance: InstanceId,
+    allocations: &BTreeMap<NodeId, Resources>,
+    owner: (&str, &str),
+) -> Result<(), PlacementError> {
+    let (measured, _) = measure(parts).await?;
+    let kept = |but: Option<InstanceId>| {
+        let uncounted = uncounted(parts, but);
+        let of_class = |(class, inventory): (String, Inventory)| (class, inventory.reserved);
+        let inventory = inventory::inventory(&measured, &parts.settings, &uncounted);
+        inventory.into_iter().map(of_class).collect::<BTreeMap<_, _>>()
+    };
+    let (with, without) = (kept(None), kept(Some(instance)));
+    let change = |current: &BTreeMap<String, Inventory>| {
+        let mut wanted = current.clone();
+        for (class, inventory) in &mut wanted {
+            let of = |kept: &BTreeMap<String, u64>| kept.get(class).copied().unwrap_or(0);
+            let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).get(class).copied();
+            // What an operator locked stays so.
+            if inventory.reserved < inventory.total || told == Some(inventory.reserved) {
+                let less = inventory.reserved.saturating_sub(of(&with) - of(&without));
+                inventory.reserved = less.max(of(&without)).min(inventory.reserved);
+            }
+        }
+        note_reserved(parts, wanted.iter().map(|(class, inventory)| (class.as_str(), inventory)));
+        wanted
+    };
+    parts.placement.claim_reserved(instance, allocations, owner, parts.node, change).await
+}
+
+/// What guests take that are here and not counted, by class, but for one. Of storage that is shared each node would have its own opinion.
+fn uncounted(parts: &Parts, but: Option<InstanceId>) -> Resources {
     let mut sum = Resources::new();
-    for amounts in parts.uncounted.borrow().values() {
+    for (_, amounts) in parts.uncounted.borrow().iter().filter(|(instance, _)| Some(**instance) != but) {
         for (class, amount) in amounts {
             *sum.entry(class.clone()).or_default() += amount;
         }

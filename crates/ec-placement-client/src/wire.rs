@@ -309,7 +309,8 @@ impl Wire {
     ) -> PlacementResult<Vec<u8>> {
         if status.is_success() {
             // Whatever else stands in the way may answer anything with 200, and nothing would be claimed.
-            if path.starts_with("allocations") && *method != Method::GET && status != StatusCode::NO_CONTENT {
+            let is_claim = path.starts_with("allocations") || path == RESHAPER;
+            if is_claim && *method != Method::GET && status != StatusCode::NO_CONTENT {
                 return Err(PlacementError::Refused(format!(
                     "{} answers a claim with HTTP {status}, which is not the Placement API",
                     self.base
@@ -433,6 +434,9 @@ fn identity(certificate: &Path, key: &Path) -> PlacementResult<Identity> {
     })
 }
 
+/// Where inventories and claims are changed in one write.
+pub(crate) const RESHAPER: &str = "reshaper";
+
 /// The body without what a version does not know yet, which it would refuse.
 fn as_of(version: u32, body: &serde_json::Value) -> serde_json::Value {
     let mut body = body.clone();
@@ -442,6 +446,11 @@ fn as_of(version: u32, body: &serde_json::Value) -> serde_json::Value {
         }
         if version < CONSUMER_TYPE {
             fields.remove("consumer_type");
+            // Of several consumers each says its own.
+            let of_many = fields.get_mut("allocations").and_then(|many| many.as_object_mut());
+            for one in of_many.into_iter().flat_map(|many| many.values_mut()) {
+                one.as_object_mut().map(|fields| fields.remove("consumer_type"));
+            }
         }
     }
     body
@@ -536,5 +545,8 @@ mod tests {
         assert_eq!(as_of(39, &body), body);
         assert_eq!(as_of(37, &body), json!({"mappings": {}, "project_id": "p"}));
         assert_eq!(as_of(28, &body), json!({"project_id": "p"}));
+        let many = json!({"allocations": {"c": {"consumer_type": "INSTANCE", "user_id": "u"}}});
+        assert_eq!(as_of(38, &many), many);
+        assert_eq!(as_of(37, &many), json!({"allocations": {"c": {"user_id": "u"}}}));
     }
 }

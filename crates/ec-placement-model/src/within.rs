@@ -65,6 +65,10 @@ fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
         // A name that everybody may use, and that changes nothing of anybody.
         Command::EnsureTrait(_) => true,
         Command::SetAllocations(consumers) => consumers.iter().all(|write| may_set(draft, own, write)),
+        Command::Reshape { inventories, consumers } => {
+            inventories.iter().all(|(provider, ..)| is_own(draft, own, *provider))
+                && consumers.iter().all(|write| may_set(draft, own, write))
+        }
         Command::DeleteAllocations(consumer) => is_here(draft, own, *consumer),
         Command::CreateProvider { .. }
         | Command::UpdateProvider { .. }
@@ -74,7 +78,6 @@ fn of_provider(draft: &mut Draft<'_>, own: Uuid, command: &Command) -> bool {
         | Command::EnsureClass(_)
         | Command::RenameClass { .. }
         | Command::DeleteClass(_)
-        | Command::Reshape { .. }
         | Command::Within { .. } => false,
     }
 }

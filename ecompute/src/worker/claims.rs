@@ -8,7 +8,10 @@ use ec_plan::engine::{Change, Held};
 use ec_runtime::planted;
 
 use super::{Stop, Worker, volume::DISK};
-use crate::{look::ask_placement, register::refresh};
+use crate::{
+    look::ask_placement,
+    register::{claim_kept, refresh},
+};
 
 impl Worker {
     /// Claims what a guest takes that is here and that placement does not know of. Where there is no room, as
@@ -36,12 +39,25 @@ impl Worker {
         allocations.retain(|_, amounts| !amounts.is_empty());
         let claim = || placement.claim_exact(instance, &allocations, &project, &user);
         let mut claimed = claim().await;
-        if matches!(claimed, Err(PlacementError::Conflict(_))) && self.no_longer_uncounted() {
+        if matches!(claimed, Err(PlacementError::Conflict(_)))
+            && self.parts.uncounted.borrow().contains_key(&instance)
+        {
             // What stands in its way may be what is kept free for it.
-            claimed = match refresh(&self.parts).await {
-                Ok(()) => claim().await,
-                Err(error) => Err(error),
-            };
+            claimed = claim_kept(&self.parts, instance, &allocations, (&project, &user)).await;
+            let undone = matches!(
+                claimed,
+                Err(PlacementError::Conflict(_)
+                    | PlacementError::Denied { status: 403, .. }
+                    | PlacementError::NotFound(_))
+            );
+            if undone && self.no_longer_uncounted() {
+                // A placement that does not let this agent do both at once; or what is given out several times is reserved in
+                // steps, and it takes less than one.
+                claimed = match refresh(&self.parts).await {
+                    Ok(()) => claim().await,
+                    Err(error) => Err(error),
+                };
+            }
         }
         let Err(error) = claimed else {
             self.no_longer_uncounted();

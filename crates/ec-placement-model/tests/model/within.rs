@@ -37,6 +37,17 @@ fn set(write: ConsumerWrite) -> Command {
     Command::SetAllocations(vec![write])
 }
 
+/// The inventories of these as they were, and a claim, at once.
+fn reshape(providers: &[u128], write: ConsumerWrite) -> Command {
+    let world = world();
+    let one = |number: &u128| {
+        let node = world.find(&id(*number)).unwrap();
+        let generation = node.generation.as_ref().unwrap().record;
+        (id(*number), generation, node.provider.as_ref().unwrap().inventories.clone())
+    };
+    Command::Reshape { inventories: providers.iter().map(one).collect(), consumers: vec![write] }
+}
+
 #[test]
 fn its_own_and_what_is_used_of_it_may_be_changed() {
     let allowed = [
@@ -56,6 +67,7 @@ fn its_own_and_what_is_used_of_it_may_be_changed() {
         set(claim(100, &[])),
         set(claim(101, &[(1, &[("VCPU", 1)])])),
         Command::DeleteAllocations(id(100)),
+        reshape(&[1], claim(101, &[(1, &[("VCPU", 1)])])),
     ];
     for command in allowed {
         let (alone, wanted) = tried(&world(), &command, 0);
@@ -130,7 +142,10 @@ fn nothing_else_may_and_nothing_of_a_refused_command_is_done() {
         set(claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 3)])])),
         set(claim(100, &[(1, &[("VCPU", 1)]), (3, &[("DISK_GB", 2), ("VCPU", 1)])])),
         Command::SetAllocations(vec![claim(100, &[(1, &[("VCPU", 1)])]), claim(101, &[(2, &[("VCPU", 1)])])]),
-        Command::Reshape { inventories: vec![], consumers: vec![] },
+        reshape(&[2], claim(101, &[(1, &[("VCPU", 1)])])),
+        reshape(&[1, 2], claim(101, &[(1, &[("VCPU", 1)])])),
+        reshape(&[1], claim(101, &[(2, &[("VCPU", 1)])])),
+        reshape(&[1], claim(200, &[(1, &[("VCPU", 1)])])),
         within(Command::EnsureTrait(intern("CUSTOM_T"))),
     ];
     let before = portrait(&world());
@@ -173,6 +188,7 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         set(owned(claim(100, &[]), Some("a"))),
         set(owned(claim(100, &[]), None)),
         Command::DeleteAllocations(id(100)),
+        reshape(&[1], claim(101, &[(1, &[("VCPU", 1)])])),
     ];
     for command in allowed {
         let (outcome, state) = tried(&projects(), &of_a(&command), 0);
@@ -196,7 +212,10 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         Command::EnsureTrait(intern("CUSTOM_T")),
         Command::DeleteProvider(id(3)),
         Command::SetTraits { provider: id(1), generation: None, traits: names(&["HW_CPU_X86_AVX"]) },
-        Command::Reshape { inventories: vec![], consumers: vec![] },
+        reshape(&[2], claim(101, &[(1, &[("VCPU", 1)])])),
+        reshape(&[1, 2], claim(101, &[(1, &[("VCPU", 1)])])),
+        reshape(&[1], claim(101, &[(2, &[("VCPU", 1)])])),
+        reshape(&[1], claim(200, &[(1, &[("VCPU", 1)])])),
         of_a(&own(100, 2, Some("a"))),
     ];
     let before = portrait(&projects());

@@ -34,6 +34,8 @@ enum About {
     Consumer(InstanceId),
     /// That a consumer is to hold this, and something else than it did at this generation; none: than nothing.
     Claim(InstanceId, Option<i64>, Value),
+    /// That a consumer which holds nothing is to hold what was reserved for it.
+    ClaimReserved(InstanceId),
     /// That a consumer is to hold nothing.
     Release(InstanceId),
     /// A provider.
@@ -46,7 +48,12 @@ enum About {
 
 impl About {
     fn of(request: &Request) -> Option<Self> {
-        let mut path = request.url.path().trim_start_matches('/').split('/');
+        let path = request.url.path().trim_start_matches('/');
+        if (request.method.as_str(), path) == ("POST", "reshaper") {
+            let consumers = request.body.as_ref()?["allocations"].as_object()?;
+            return Some(Self::ClaimReserved(consumers.keys().next()?.parse().ok()?));
+        }
+        let mut path = path.split('/');
         let (kind, id, part, more) = (path.next()?, path.next()?, path.next(), path.next());
         Some(match (request.method.as_str(), kind, part, more) {
             ("GET", "allocations", None, None) => Self::Consumer(id.parse().ok()?),
@@ -107,10 +114,13 @@ fn generation_of(world: &World, provider: NodeId) -> Option<i64> {
 impl Referee {
     /// Somebody wants a consumer to hold something else, which may be carried out from now on.
     pub(crate) fn asked(&mut self, actor: Actor, question: &Question) {
-        if let About::Claim(instance, generation, _) = question.about {
-            self.counting.insert((actor, instance));
-            self.known.entry(instance).or_default().claims_asked.insert(generation);
-        }
+        let (instance, generation) = match question.about {
+            About::Claim(instance, generation, _) => (instance, generation),
+            About::ClaimReserved(instance) => (instance, None),
+            _ => return,
+        };
+        self.counting.insert((actor, instance));
+        self.known.entry(instance).or_default().claims_asked.insert(generation);
     }
 
     /// It was answered.
@@ -145,6 +155,8 @@ impl Referee {
                     _ => None,
                 }
             }
+            // Of two generations and two inventories the answer does not say which it was.
+            About::ClaimReserved(_) => None,
             About::Release(instance) => (status == 404 && consumer(world, instance).is_some())
                 .then(|| format!("{instance} holds nothing, and it does")),
             About::Provider(provider) => {
@@ -220,8 +232,8 @@ impl Referee {
             let harmed = known.disturbed || known.record_lost || known.record_garbled || known.extended;
             known.wrote && !(known.is_volume || known.wished_away || harmed)
         };
-        // Once it is told of as UNCLAIMED, or its claim is asked for, it is being counted, and what was reserved for it is given free
-        // for that.
+        // Once it is told of as UNCLAIMED, or its claim is asked for, it is being counted, and what was reserved for it may be given
+        // free for that: of a class that is given out several times it is reserved in steps.
         let missed = self.known.iter().filter(|(instance, known)| {
             is_sure(known) && !counted.contains(instance) && !self.counting.contains(&(actor, **instance))
         });
