@@ -40,6 +40,16 @@ enum Stop {
     Failed(String),
 }
 
+impl Stop {
+    /// Nothing comes after giving up: what cannot be given up now is tried again, after a pause.
+    fn for_now(self) -> Self {
+        match self {
+            Self::Failed(why) | Self::RetryBounded(why) => Self::Retry(why),
+            other => other,
+        }
+    }
+}
+
 impl From<StoreError> for Stop {
     // etcd may refuse for a while (no space, no quorum): nothing about the instance is wrong.
     fn from(error: StoreError) -> Self {
@@ -282,19 +292,21 @@ impl Worker {
             }
             Effect::PrepareRebuild => self.prepare_rebuild().await,
             Effect::ReplaceDisk => self.replace_disk().await,
-            Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await,
+            Effect::GiveUpRebuild(reason) => self.give_up_rebuild(reason).await.map_err(Stop::for_now),
             Effect::NoteRebuild => self.note_rebuild().await,
             Effect::DropSuccessor => self.drop_successor().await,
             Effect::PrepareRescue => self.prepare_rescue().await,
             Effect::EnterRescue => self.enter_rescue().await,
             Effect::LeaveRescue => self.leave_rescue().await,
-            Effect::GiveUpRescue(reason) => self.give_up_rescue(reason).await,
+            Effect::GiveUpRescue(reason) => self.give_up_rescue(reason).await.map_err(Stop::for_now),
             Effect::NoteRescue => self.note_rescue().await,
             Effect::Cover => self.cover().await,
             Effect::Grow => self.grow().await,
             Effect::Resize => self.resize().await,
-            Effect::GiveUpResize(reason) if self.is_volume() => self.give_up_extend(reason).await,
-            Effect::GiveUpResize(reason) => self.give_up_resize(reason).await,
+            Effect::GiveUpResize(reason) if self.is_volume() => {
+                self.give_up_extend(reason).await.map_err(Stop::for_now)
+            }
+            Effect::GiveUpResize(reason) => self.give_up_resize(reason).await.map_err(Stop::for_now),
             Effect::NoteResize => self.note_resize().await,
             Effect::SetVolumes => self.set_volumes().await,
             Effect::NoteVolumes => self.note_volumes().await,

@@ -329,7 +329,7 @@ impl Unheard {
             Awaited::Resize(_) if now.resize == self.order.resize => Fate::Written,
             Awaited::Resize(_) => Fate::NotWritten,
             // Asked for in another way, which looks again.
-            Awaited::Volumes { .. } => Fate::NotKnown,
+            Awaited::Volume { .. } => Fate::NotKnown,
             Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
                 Fate::Written
             }

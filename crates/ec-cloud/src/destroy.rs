@@ -1,12 +1,12 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, ImageId, Instance, InstanceId, NodeId, Request, Restart, State, Status,
-    Workload, decode, input::LabelSelector,
+    ActionVerb, Desired, Doc, Handover, ImageId, Instance, InstanceId, NodeId, Request, Restart, State,
+    Status, Workload, decode, input::LabelSelector,
 };
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
-use ec_store::{Compare, Revision, Txn};
+use ec_store::{Compare, KeyValue, Revision, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -169,8 +169,12 @@ pub(crate) async fn destroy_as(
             refuse_attached(cloud, &known).await?;
             refuse_elsewhere(cloud, &known).await?;
         }
-        let doomed = Doomed::By { node: known.node, alive: known.node_alive };
-        let Some((txn, generation)) = wish(cloud, &known)? else { return Ok(doomed) };
+        let giver = giver(cloud, &known).await?;
+        let doomed = match &giver {
+            Some(Giver::Has { node, alive, .. }) => Doomed::By { node: *node, alive: *alive },
+            Some(Giver::HasNot(_)) | None => Doomed::By { node: known.node, alive: known.node_alive },
+        };
+        let Some((txn, generation)) = wish(cloud, &known, giver)? else { return Ok(doomed) };
         let asked = Asked {
             instance,
             node: known.node,
@@ -214,11 +218,31 @@ async fn refuse_elsewhere(cloud: &Cloud, known: &Known) -> CloudResult<()> {
     Ok(())
 }
 
-/// Writes the wish, and takes record and name away, with the generation that it is; nothing where it is written already.
-fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
+/// The node that had a volume which is on its way to another.
+enum Giver {
+    /// It has yet to hand it over, by this request of its own.
+    Has { node: NodeId, alive: bool, order: KeyValue },
+    /// It has let go of it: there is nothing under this key.
+    HasNot(String),
+}
+
+async fn giver(cloud: &Cloud, known: &Known) -> CloudResult<Option<Giver>> {
+    let handover = known.request.record().and_then(|request| request.handover);
+    let Some(Handover::From(node)) = handover else { return Ok(None) };
+    let (key, alive) = (cloud.keys.request(node, known.instance), cloud.keys.alive(node));
+    let ((order, _), (alive, _)) = tokio::try_join!(cloud.store.get(&key), cloud.store.get(&alive))?;
+    Ok(Some(match order {
+        Some(order) => Giver::Has { node, alive: alive.is_some(), order },
+        None => Giver::HasNot(key),
+    }))
+}
+
+/// Writes the wish, and takes record and name away, with the generation that it is; nothing where it is written already. What is on its
+/// way from one node to another is to be destroyed by both: wherever its disk is, it goes.
+fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Option<(Txn, u64)>> {
     let keys = &cloud.keys;
     let key = keys.request(known.node, known.instance);
-    let (request, unchanged) = match &known.request {
+    let (mut request, unchanged) = match &known.request {
         Read::Here(request, revision) => {
             let wished = request.desired == Desired::Destroyed;
             if wished && known.record.is_none() {
@@ -242,9 +266,30 @@ fn wish(cloud: &Cloud, known: &Known) -> CloudResult<Option<(Txn, u64)>> {
             )));
         }
     };
+    let mut of_giver = Txn::new();
+    match giver {
+        // What cannot be read is not touched: what it holds stays held.
+        Some(Giver::Has { node, order, .. }) => {
+            if let Ok(mut doc) = Doc::<Request>::decode(&order.value)
+                && doc.record.desired == Desired::Active
+            {
+                doc.record.generation = doc.record.generation.saturating_add(1);
+                doc.record.desired = Desired::Destroyed;
+                doc.record.request_id = cloud.request_id;
+                let key = keys.request(node, known.instance);
+                of_giver =
+                    of_giver.when(Compare::Unchanged(key.clone(), order.mod_revision)).put(key, doc.encode());
+            }
+        }
+        Some(Giver::HasNot(key)) => {
+            request.record.handover = None;
+            of_giver = of_giver.when(Compare::Absent(key));
+        }
+        None => {}
+    }
     let record = keys.instance(known.instance);
     // What goes with the record is named by it: one that came, or was changed, since it was looked for has other names.
-    let mut txn = Txn::new()
+    let mut txn = of_giver
         .when(Compare::Unchanged(record.clone(), known.record_revision()))
         .put(key, request.encode())
         .delete(record);

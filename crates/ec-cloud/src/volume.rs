@@ -340,7 +340,7 @@ pub async fn attach(
             Attach::Already(has) => {
                 let is_told = |status: &Status| !status.volumes_changing && status.volumes.contains(&has);
                 if !machine.status.record().is_some_and(is_told) {
-                    return Ok(asked_for(&machine, &order.record, has.device));
+                    return Ok(asked_for(&machine, &order.record, (volume, true), has.device));
                 }
                 let already = Some(format!("it has volume {volume} already, as {}", has.device));
                 return Ok(of_machine_acted(&machine, has.device, already));
@@ -364,7 +364,7 @@ pub async fn attach(
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                return Ok(asked_for(&machine, &order.record, attachment.device));
+                return Ok(asked_for(&machine, &order.record, (volume, true), attachment.device));
             }
             // What became of it the next look tells.
             Ok(_) | Err(StoreError::Unknown(_)) => {}
@@ -565,7 +565,7 @@ pub async fn detach(
                 return Ok(None);
             }
             let device = holds(&machine, volume).unwrap_or_default();
-            return Ok(Some(asked_for(&machine, &order.record, device)));
+            return Ok(Some(asked_for(&machine, &order.record, (volume, false), device)));
         };
         let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
         let judged = volumes::detach(sides, &has);
@@ -581,7 +581,7 @@ pub async fn detach(
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => {
-                return Ok(Some(asked_for(&machine, &order.record, has.device)));
+                return Ok(Some(asked_for(&machine, &order.record, (volume, false), has.device)));
             }
             Ok(_) | Err(StoreError::Unknown(_)) => {}
             Err(error) => return Err(error.into()),
@@ -819,11 +819,15 @@ fn asked(cloud: &Cloud, machine: &Known, verb: ActionVerb, has: &Attachment, gen
     Asked { instance: machine.instance, node: machine.node, verb, detail, at: cloud.host.now(), generation }
 }
 
-/// What is to be waited for, once this is asked of a machine.
-fn asked_for(machine: &Known, order: &Request, device: String) -> Attached {
+/// What is to be waited for, once it is asked of a machine that it has a volume, or has it no more.
+fn asked_for(
+    machine: &Known,
+    order: &Request,
+    (volume, has): (InstanceId, bool),
+    device: String,
+) -> Attached {
     let mut attached = of_machine_acted(machine, device, None);
-    let wanted = Attachment::fingerprint(&order.volumes);
-    attached.acted.awaited = Some(Awaited::Volumes { generation: order.generation, wanted });
+    attached.acted.awaited = Some(Awaited::Volume { generation: order.generation, volume, has });
     attached
 }
 

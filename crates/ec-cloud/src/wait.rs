@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_model::{Attachment, InstanceId, NodeId, Power, State, Status, Workload, decode};
+use ec_model::{InstanceId, NodeId, Power, State, Status, Workload, decode};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 
@@ -141,12 +141,14 @@ pub enum Awaited {
     Unrescue(u64),
     /// That it has the size that was wished then, or cannot have it.
     Resize(Timestamp),
-    /// That it has the volumes that were wished by this generation, or cannot.
-    Volumes {
-        /// Which; a later one may have wished others.
+    /// That it has a volume, or has it no more, or cannot.
+    Volume {
+        /// By which generation; a later one may have wished otherwise, or something of others.
         generation: u64,
-        /// As [`Attachment::fingerprint`] has them.
-        wanted: u64,
+        /// Of which.
+        volume: InstanceId,
+        /// Whether it is to have it.
+        has: bool,
     },
 }
 
@@ -168,7 +170,7 @@ pub async fn until_done(
         Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
         Awaited::Unrescue(generation) => unrescued(instance, generation, status),
         Awaited::Resize(wished_at) => resized(instance, wished_at, status),
-        Awaited::Volumes { generation, wanted } => with_volumes(instance, generation, wanted, status),
+        Awaited::Volume { generation, volume, has } => with_volume(instance, generation, volume, has, status),
     })
     .await?;
     // One that was reverted does not need any more what it was.
@@ -272,10 +274,11 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
     }
 }
 
-fn with_volumes(
+fn with_volume(
     instance: InstanceId,
     generation: u64,
-    wanted: u64,
+    volume: InstanceId,
+    has: bool,
     status: Status,
 ) -> CloudResult<Option<Status>> {
     if status.observed_generation < generation || status.volumes_changing {
@@ -285,9 +288,11 @@ fn with_volumes(
         Some(why) => Err(CloudError::Elsewhere(format!(
             "instance {instance} has not the volumes that it is to have: {why}; its agent tries it again"
         ))),
-        None if Attachment::fingerprint(&status.volumes) == wanted => Ok(Some(status)),
+        None if status.volumes.iter().any(|one| one.volume == volume) == has => Ok(Some(status)),
         None if status.observed_generation > generation => {
-            Err(CloudError::Elsewhere(format!("instance {instance} is to have other volumes by now")))
+            let what = if has { "is not to have" } else { "is to have" };
+            let again = if has { "any more" } else { "again" };
+            Err(CloudError::Elsewhere(format!("instance {instance} {what} volume {volume} {again}")))
         }
         None => Ok(None),
     }

@@ -17,7 +17,7 @@ mod volumes;
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{AccessWish, RunState, State, Workload};
+use ec_model::{AccessWish, Handover, RunState, State, Workload};
 
 use crate::{Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
 
@@ -217,7 +217,11 @@ pub fn plan(facts: &Facts, limits: &Limits) -> Plan {
 
 fn decide(facts: &Facts, limits: &Limits) -> Plan {
     match facts.wanted {
-        Wanted::Destroyed => destroy("its user destroyed it"),
+        // Whose disk has not come is destroyed by the node that had it, too, and there it may lie still: that gives back what it holds.
+        Wanted::Destroyed if matches!(facts.handover, Some(Handover::From(_))) && !ran(facts) => {
+            destroy(&[], "its user destroyed it, and its disk has not come")
+        }
+        Wanted::Destroyed => destroy(&[Release], "its user destroyed it"),
         // What cannot be seen is not judged. A destroy takes everything, whatever it is.
         _ if facts.unseen => Plan::wait(Until::Sight, "waiting to see what there is of it"),
         Wanted::Unreadable => Plan::report("its request cannot be read; everything of it is left as it is"),
@@ -225,7 +229,9 @@ fn decide(facts: &Facts, limits: &Limits) -> Plan {
             Plan::report("its status cannot be read; everything of it is left as it is")
         }
         // The destroy was acknowledged. This request came back with an older etcd.
-        Wanted::Active if facts.buried => destroy("its user destroyed it before this request came back"),
+        Wanted::Active if facts.buried => {
+            destroy(&[Release], "its user destroyed it before this request came back")
+        }
         Wanted::Active if facts.kind == Workload::Volume => volume::plan(facts, limits),
         Wanted::Active if ran(facts) => kept::plan(facts, limits),
         Wanted::Active => first(&new::ASPECTS, facts, limits),
@@ -233,8 +239,9 @@ fn decide(facts: &Facts, limits: &Limits) -> Plan {
     }
 }
 
-fn destroy(why: &'static str) -> Plan {
-    Plan::run(vec![Announce(State::Destroying, None), Bury, RemoveDomain, DropRecord, Release, DropKeys], why)
+fn destroy(release: &[Effect], why: &'static str) -> Plan {
+    let first = [Announce(State::Destroying, None), Bury, RemoveDomain, DropRecord];
+    Plan::run(first.iter().chain(release).chain(&[DropKeys]).cloned().collect(), why)
 }
 
 /// Whether a guest may ever have written the disk. Where nobody can tell, it may have.

@@ -481,7 +481,7 @@ pub(crate) fn acknowledged(world: &World, instance: InstanceId, awaited: Awaited
         Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
         Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
         // That the last of them holds is seen in the end.
-        Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Volumes { .. } => {}
+        Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Volume { .. } => {}
     });
 }
 

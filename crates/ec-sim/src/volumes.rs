@@ -363,7 +363,7 @@ async fn follow(
     let Attached { instance, acted, .. } = attached;
     world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
     let Some(awaited) = acted.awaited else { return Ok(()) };
-    if let ec_cloud::Awaited::Volumes { generation, .. } = awaited {
+    if let ec_cloud::Awaited::Volume { generation, .. } = awaited {
         world.judge(|referee, _| referee.volumes_acknowledged(*instance, generation));
     }
     if !wait {

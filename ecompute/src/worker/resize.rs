@@ -138,7 +138,7 @@ impl Worker {
         let record = InstanceRecord { growing: Some(target.clone()), ..record };
         self.put_record(record.clone()).await?;
         pause_for_test_named("before-redefine");
-        self.define_as(is, &target).await?;
+        self.define_as(Some(is), &target).await?;
         self.permit = None;
         let resources_before = match (Size::of(&record.resources), Size::of(&target)) {
             // That its disk is larger needs no start.
@@ -163,20 +163,24 @@ impl Worker {
             // It may have more already, which it loses when it ends.
             return self.announce(State::Resizing, None).await;
         }
-        let is = self.size().await?;
+        // Of a disk that is none any more nobody knows better than the record.
+        let is = match self.size().await {
+            Err(Stop::Failed(_)) => None,
+            size => Some(size?),
+        };
         let old = record.resources_before.clone().unwrap_or(record.resources.clone());
         self.touched_hypervisor = true;
         // For good or not: what it is defined as must be known.
-        self.define_as(is, &old).await.map_err(|stop| match stop {
-            Stop::Failed(why) => Stop::Retry(why),
-            other => other,
-        })?;
-        let Size { vcpus, memory_mb, .. } = Size::of(&old);
-        let mut resources = self.as_large_as(DomainSize { vcpus, memory_mb, ..is }, &old);
-        // One that was as large as its image was grown before the rest failed.
-        let asked = self.target(&record)?.get(DISK).copied().unwrap_or(0);
-        if !resources.contains_key(DISK) && asked > 0 && is.disk_bytes == asked.saturating_mul(1 << 30) {
-            resources.insert(DISK.to_owned(), asked);
+        self.define_as(is, &old).await?;
+        let mut resources = old.clone();
+        if let Some(is) = is {
+            let Size { vcpus, memory_mb, .. } = Size::of(&old);
+            resources = self.as_large_as(DomainSize { vcpus, memory_mb, ..is }, &old);
+            // One that was as large as its image was grown before the rest failed.
+            let asked = self.target(&record)?.get(DISK).copied().unwrap_or(0);
+            if !resources.contains_key(DISK) && asked > 0 && is.disk_bytes == asked.saturating_mul(1 << 30) {
+                resources.insert(DISK.to_owned(), asked);
+            }
         }
         let resized = wished_at.map(|wished_at| Resized {
             wished_at,
@@ -248,7 +252,7 @@ impl Worker {
         if let Some(record) = self.record().await?.filter(|record| is_measured(&record.resources))
             && let Some(is) = self.parts.hypervisor.size(self.job.instance).await?
         {
-            self.define_as(is, &record.resources).await?;
+            self.define_as(Some(is), &record.resources).await?;
         }
         Ok(())
     }
@@ -260,10 +264,10 @@ impl Worker {
             .ok_or_else(|| Stop::Retry("its domain or its disk is gone".to_owned()))
     }
 
-    /// Defines its domain with the processors and the memory of these amounts, where it has others.
-    async fn define_as(&self, is: DomainSize, amounts: &Resources) -> Result<(), Stop> {
+    /// Defines its domain with the processors and the memory of these amounts, where it is not known to have them.
+    async fn define_as(&self, is: Option<DomainSize>, amounts: &Resources) -> Result<(), Stop> {
         let domain = self.domain_of(amounts).await?;
-        if (is.vcpus, is.memory_mb) != (domain.vcpus, domain.memory_mb) {
+        if is.map(|is| (is.vcpus, is.memory_mb)) != Some((domain.vcpus, domain.memory_mb)) {
             self.parts.hypervisor.redefine(&domain).await?;
         }
         Ok(())

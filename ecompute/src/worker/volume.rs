@@ -134,9 +134,13 @@ impl Worker {
         let record = self.own_record().await?;
         let Some(wish) = self.request()?.resize else { return Ok(()) };
         let mut resources = record.resources.clone();
-        // The call may have come to its end all the same.
-        if let Some(bytes) = self.parts.hypervisor.disk_bytes(self.job.instance).await? {
-            resources.insert(DISK.to_owned(), bytes.div_ceil(1 << 30));
+        // The call may have come to its end all the same. Of a disk that is none any more nobody knows better.
+        match self.parts.hypervisor.disk_bytes(self.job.instance).await {
+            Ok(Some(bytes)) => {
+                resources.insert(DISK.to_owned(), bytes.div_ceil(1 << 30));
+            }
+            Err(error) if error.is_transient() => return Err(error.into()),
+            Ok(None) | Err(_) => {}
         }
         let resized =
             Some(Resized { wished_at: wish.wished_at, failed: Some(reason), resources: resources.clone() });

@@ -55,6 +55,13 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-deleted-on-its-way",
+        "on shared storage a volume is deleted whose node died before it handed it over to another: what it holds stays held, and that node destroys it",
+        |stage| Box::pin(deleted_on_its_way(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-made-anew-and-moved",
         "on shared storage a volume is made anew of another, which is refused while its guest runs, and then goes to another node, where it is not made anew again",
         |stage| Box::pin(made_anew_and_moved(stage)),
@@ -506,6 +513,23 @@ async fn moved_with_kills(stage: Stage) {
     let other = if is_first(&stage) { second } else { first };
     stage.demand(user.moves(volume, other).await.is_err(), "what a guest has stays").await;
     stage.until_well(guest).await;
+}
+
+async fn deleted_on_its_way(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let to = other_than_of(&stage, volume);
+    let from = 3 - to;
+    let lies_there = || observed(stage.node(from), volume).is_some_and(|seen| seen.volume);
+    let user = stage.user(1);
+    stage.snag(["n1", "n2"][from - 1], "hypervisor HandOver", Fate::Kills);
+    stage.demand(user.moves(volume, stage.node(to).node).await.is_err(), "it does not come").await;
+    stage.demand(user.deletes(volume).await.is_ok(), "it is to go").await;
+    stage.pass(60).await;
+    let is = stage.sight(volume);
+    stage.demand(lies_there() && is.claim, "its disk lies where it lay, and is counted").await;
+    stage.start(from);
+    stage.until_gone(volume).await;
+    stage.demand(!lies_there(), "its disk goes").await;
 }
 
 /// A volume that was deleted on n1, of which an older etcd knew that it was there, and is brought back on n2, where it was.

@@ -238,6 +238,13 @@ fn a_volume_that_moves_is_handed_over_and_received_and_nothing_is_made_in_its_pl
     let destroyed = Facts { wanted: Wanted::Destroyed, ..from(unknown) };
     let Next::Run(effects) = plan(&destroyed, &LIMITS).next else { panic!("it is swept") };
     assert!(effects.contains(&Effect::Bury), "what comes later goes, too: {effects:?}");
+    // Where its disk is, its claim is given back.
+    assert!(!effects.contains(&Effect::Release), "it may lie where it was still: {effects:?}");
+    let gives_back = |facts: Facts| match plan(&Facts { wanted: Wanted::Destroyed, ..facts }, &LIMITS).next {
+        Next::Run(effects) => effects.contains(&Effect::Release),
+        other => panic!("{other:?}"),
+    };
+    assert!(gives_back(from(there())) && gives_back(there()) && gives_back(to(there())));
 }
 
 /// A machine that boots from a volume, which is there, or is not.
