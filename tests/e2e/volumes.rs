@@ -63,6 +63,23 @@ fn is_whole(guest: &Guest, volume: InstanceId) -> Result<()> {
     Ok(())
 }
 
+/// Somebody writes over a disk, and something is asked of it for which its size must be known: that is refused once, and not time after
+/// time.
+fn cannot_be_measured(guest: &Guest, disk: InstanceId, asked: &[&str]) -> Result<()> {
+    let file = guest.stack.directory().join(format!("state/disks/{disk}.qcow2"));
+    std::fs::write(file, [7; 300_000])?;
+    let output = guest.stack.eschedule(asked)?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    let is_told = said.contains("is as large as it was") && said.contains("no qcow2 image");
+    ensure!(output.status.code() == Some(1) && is_told, "{asked:?}: {output:?}");
+    let log = guest.stack.log();
+    let given_up = log
+        .lines()
+        .filter(|line| line.contains(&disk.to_string()) && line.contains("cannot have its new size"));
+    ensure!(given_up.count() <= 2, "{log}");
+    Ok(())
+}
+
 async fn claimed(guest: &Guest, volume: InstanceId) -> Result<u64> {
     let held = guest.stack.placement.allocations(volume).await?.context("it has a claim")?;
     Ok(Size::of(&held.total()).disk_gb)
@@ -134,6 +151,10 @@ async fn what_is_written_on_a_volume_outlives_the_guest_and_the_agent() -> Resul
     guest.stack.until_exactly_with(&[guest.instance], &[copy]).await?;
     guest.asks(&["stop", "--grace", "0", "--wait", "db"])?;
     guest.volume(&["detach", "copy", "--wait"])?;
+    cannot_be_measured(&guest, copy, &["volume", "extend", "copy", "3", "--wait"])?;
+    let larger = "resources=VCPU:2,MEMORY_MB:160,DISK_GB:2";
+    cannot_be_measured(&guest, guest.instance, &["resize", "--wait", "db", larger])?;
+    guest.asks(&["resize", "--revert", "--wait", "db"])?;
     guest.asks(&["volume", "delete", &copy.to_string(), "--wait"])?;
     guest.asks(&["destroy", "--wait", "db"])?;
     guest.stack.until_exactly(&[]).await

@@ -15,8 +15,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Rebuild, Rebuilt,
-    Record, Request, RequestId, State, Status, Workload, decode,
+    ActionVerb, Assigned, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Rebuild,
+    Rebuilt, Record, Request, RequestId, State, Status, Workload, decode,
 };
 use ec_plan::{
     heal::{Brought, brought, made_of_request},
@@ -485,7 +485,7 @@ async fn plan_unheld(cloud: &Cloud, node: NodeId, [recorded, told]: [&KeyValue; 
 }
 
 /// What is to be done about a volume that `node` has and another is asked for, by its record: where both have their disks on the
-/// same storage, it goes there.
+/// same storage, it goes there; or where a guest of `node` has it, it is asked for where it is.
 async fn to_go(
     cloud: &Cloud,
     demands: [Compare; 2],
@@ -506,8 +506,12 @@ async fn to_go(
     if own != other {
         return left(&order, format!("it is asked for on node {to}, which has other storage"));
     }
-    let made_of = |spec| Rebuild::disk(order.record.rebuild.as_ref(), spec, came);
-    if let Some(Err(why)) = order.record.spec.as_ref().map(|spec| lies_alone(made_of(&spec.image))) {
+    let made_of = order
+        .record
+        .spec
+        .as_ref()
+        .map(|spec| Rebuild::disk(order.record.rebuild.as_ref(), &spec.image, came).clone());
+    if let Some(Err(why)) = made_of.as_ref().map(lies_alone) {
         return left(&order, format!("it is asked for on node {to}, and cannot go there: {why}"));
     }
     let mut record = Doc::<Instance>::decode(&recorded.value)?;
@@ -517,8 +521,41 @@ async fn to_go(
     }
     let generations = [record.record.generation, come.record.generation, order.record.generation];
     let generation = generations.into_iter().max().unwrap_or_default().saturating_add(1);
-    come.record.handover = Some(Handover::From(node));
-    order.record.handover = Some(Handover::To(to));
+    let goes = match (had_by(cloud, node, instance).await?, record.record.attached) {
+        (None, _) => true,
+        (Some(guest), Some(holder)) if guest != holder => {
+            return left(
+                &order,
+                format!(
+                    "guest {guest} of this node has it, and by now instance {holder} is to have it: `eschedule volume detach {instance}` takes it from there first"
+                ),
+            );
+        }
+        (Some(_), _) => false,
+    };
+    let told = if goes {
+        (come.record.handover, order.record.handover) = (Some(Handover::From(node)), Some(Handover::To(to)));
+        format!("it goes to node {to}, where it is asked for")
+    } else {
+        // What was wished of it came to its end where it is, and the other node hands over what it has not.
+        let over = record.record.assigned.map_or(0, |at| at.epoch).max(come.record.epoch).saturating_add(1);
+        let epoch = order.record.epoch.max(over);
+        if let (Some(spec), Some(image)) = (&mut order.record.spec, made_of) {
+            spec.image = image;
+            record.record.spec.clone_from(spec);
+        }
+        order.record = Request {
+            epoch,
+            handover: Some(Handover::From(to)),
+            rebuild: None,
+            resize: None,
+            access: None,
+            ..order.record
+        };
+        come.record.handover = Some(Handover::To(node));
+        record.record.assigned = Some(Assigned { node, epoch });
+        format!("it is asked for here, where a guest has it, and on node {to} no more")
+    };
     for (of, request_id) in [
         (&mut record.record.generation, &mut record.record.request_id),
         (&mut come.record.generation, &mut come.record.request_id),
@@ -531,8 +568,7 @@ async fn to_go(
             return left(&order, why);
         }
     }
-    let notes = vec![format!("it goes to node {to}, where it is asked for")];
-    let healed = Healed::brought(node, &record.record, notes);
+    let healed = Healed::brought(node, &record.record, vec![told]);
     let unchanged = |pair: &KeyValue| Compare::Unchanged(pair.key.clone(), pair.mod_revision);
     let txn = [recorded, asked, &sign, &other_sign]
         .map(unchanged)
@@ -558,6 +594,14 @@ async fn to_go(
     let heals =
         Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
     Ok(Planned::Bring(healed, note(cloud, heals, txn, None).await?))
+}
+
+/// The guest that has a volume, as `node` tells of it.
+async fn had_by(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<Option<InstanceId>> {
+    let pairs = cloud.store.list(&cloud.keys.statuses(node)).await?.pairs;
+    let has = |status: &Status| status.volumes.iter().any(|has| has.volume == volume);
+    let mut statuses = pairs.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
+    Ok(statuses.find(has).map(|status| status.instance))
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

@@ -103,6 +103,10 @@ pub async fn restore_snapshot(
             let error = error.and(boots_another(&held.snapshot));
             if is_ours { let_go(&asker, snapshot, kept).await.and(Err(error)) } else { Err(error) }
         }
+        // It was stopped for this, and another who locked it since has taken it over.
+        Err(error) if held.is_begun && is_ours && !held.is_locked && held.is_anothers(cloud).await => {
+            let_go(&asker, snapshot, kept).await.and(Err(error))
+        }
         Err(error) if held.is_begun => Err(error.and(format!(
             "not all of {instance} is restored: run `eschedule snapshot restore {}` again",
             held.snapshot
@@ -234,6 +238,13 @@ impl Held {
         format!(
             "snapshot {snapshot} is being restored{starts}; broken off, `eschedule snapshot restore {snapshot}` goes on"
         )
+    }
+
+    /// Whether the instance is locked, and not for this.
+    async fn is_anothers(&self, cloud: &Cloud) -> bool {
+        let machine = find_placed(cloud, self.instance).await.ok();
+        let lock = machine.and_then(|machine| machine.record?.locked);
+        lock.is_some_and(|lock| lock != self.reason())
     }
 
     /// All of it, from where one that broke off was; with what came of asking for its start, where it ran.

@@ -13,8 +13,8 @@ use std::{
 };
 
 use ec_model::{
-    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
-    ResourceQuery, State, Status, Workload, decode,
+    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, Handover, ImageRef, Instance, InstanceId, NodeId,
+    Request, ResourceQuery, State, Status, Workload, decode,
     input::{LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::{
@@ -733,8 +733,12 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
     if view.kind != Workload::Volume {
         return Err(not_a_volume(volume));
     }
+    let mut view = view;
     let record = match found {
-        Found::Placed(known) => known.record_as_made(),
+        Found::Placed(known) => {
+            view.reason = not_handed_over(cloud, &known).await?.or(view.reason);
+            known.record_as_made()
+        }
         Found::Unplaced(record, _) => Some(*record),
     };
     let mut holder = None;
@@ -746,6 +750,28 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
         };
     }
     Ok(told(view, record.as_ref(), holder))
+}
+
+/// Why a volume that is on its way to another node is not there yet, as the node tells that had it; none where it is there.
+async fn not_handed_over(cloud: &Cloud, known: &Known) -> CloudResult<Option<String>> {
+    let state = known.status.record().map(|status| status.state);
+    let handover = known.request.record().and_then(|request| request.handover);
+    let Some(Handover::From(node)) = handover.filter(|_| state != Some(State::Active)) else {
+        return Ok(None);
+    };
+    let (keys, volume) = (&cloud.keys, known.instance);
+    let (order, told, alive) = (keys.request(node, volume), keys.status(node, volume), keys.alive(node));
+    let ((order, _), (told, _), (alive, _)) =
+        tokio::try_join!(cloud.store.get(&order), cloud.store.get(&told), cloud.store.get(&alive))?;
+    let doing = told.and_then(|pair| decode::<Status>(&pair.value).ok()?.doing);
+    Ok(match (order, alive, doing) {
+        // At once it may be on its way.
+        (None, ..) => (state == Some(State::Error)).then(|| format!(
+            "node {node} has let go of it, and its disk has not come: where that lies in neither node's directory, it was gone before, and `eschedule volume delete {volume}` takes away what is left"
+        )),
+        (Some(_), None, _) => Some(format!("node {node} has yet to hand it over, and is not alive")),
+        (Some(_), Some(_), doing) => doing.map(|doing| format!("node {node} has yet to hand it over: {doing}")),
+    })
 }
 
 /// Every volume of every node, by node and name.

@@ -160,7 +160,8 @@ fn originals(connect: &Connect, node: NodeId, pool: &Pool, copy: &Copy) -> Resul
         let Some(volume) = pool.at(connect, path)? else {
             return Err(CallError::Refused(format!("there is no disk of {disk} to copy")));
         };
-        let capacity = volume.info()?.capacity;
+        // libvirt reads a size out of whatever lies there.
+        let capacity = disk::capacity(path)?;
         Ok(Original { disk, volume, capacity, place, user })
     };
     let first = match held {

@@ -126,9 +126,8 @@ impl Pool {
     pub(crate) fn capacity(&self, instance: InstanceId) -> Result<Option<u64>, CallError> {
         let path = self.volume_path(instance);
         match capacity_in(&path) {
-            Ok(capacity) => Ok(Some(capacity)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(CallError::io("measure", &path, &error)),
+            capacity => measured(&path, capacity).map(Some),
         }
     }
 
@@ -514,6 +513,15 @@ impl Pool {
 }
 
 /// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy.
+/// The capacity in bytes of the disk that lies there.
+pub(crate) fn capacity(path: &Path) -> Result<u64, CallError> {
+    measured(path, capacity_in(path))
+}
+
+fn measured(path: &Path, capacity: std::io::Result<u64>) -> Result<u64, CallError> {
+    capacity.map_err(|error| CallError::io("measure", path, &error))
+}
+
 fn refresh(pool: &StoragePool) -> Result<(), CallError> {
     busy_by(pool.refresh(0), ErrorNumber::InternalError)
 }

@@ -44,13 +44,9 @@ impl Worker {
         {
             // What stands in its way may be what is kept free for it.
             claimed = claim_kept(&self.parts, instance, &allocations, (&project, &user)).await;
-            let undone = matches!(
-                claimed,
-                Err(PlacementError::Conflict(_)
-                    | PlacementError::Denied { status: 403, .. }
-                    | PlacementError::NotFound(_))
-            );
-            if undone && self.no_longer_uncounted() {
+            let is_undone =
+                matches!(&claimed, Err(error) if !matches!(error, PlacementError::Unreachable { .. }));
+            if is_undone && self.no_longer_uncounted() {
                 // A placement that does not let this agent do both at once; or what is given out several times is reserved in
                 // steps, and it takes less than one.
                 claimed = match refresh(&self.parts).await {

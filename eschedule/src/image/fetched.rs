@@ -6,7 +6,7 @@ use std::{io, path::PathBuf, time::Duration};
 use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, chain};
 use futures::TryStreamExt;
-use reqwest::{Client, ClientBuilder, Response, Url};
+use reqwest::{Client, ClientBuilder, Response, StatusCode, Url};
 use tokio_util::io::StreamReader;
 
 use super::send::Sender;
@@ -52,7 +52,8 @@ pub(super) async fn answer(
     let client = client.https_only(url.starts_with("https://")).referer(false);
     let client = client.build().map_err(&unreachable)?;
     let answer = client.get(url).send().await.map_err(&unreachable)?;
-    if answer.status().is_success() {
+    // Nobody asked for a part.
+    if answer.status().is_success() && answer.status() != StatusCode::PARTIAL_CONTENT {
         return Ok(answer);
     }
     let status = answer.status().as_u16();

@@ -8,6 +8,7 @@ use std::{
 };
 
 use ec_model::{Image, ImageId};
+use ec_runtime::exit::chain;
 use object_store::{
     ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
     aws::{AmazonS3, AmazonS3Builder},
@@ -33,8 +34,11 @@ const REGION: &str = "us-east-1";
 
 /// What a store says, in a line: its client repeats in each of its errors what is below, and the store's whole document with it.
 pub(crate) fn told(error: &object_store::Error) -> String {
-    if let object_store::Error::NotFound { path, .. } = error {
-        return format!("it has no object {path}");
+    if let object_store::Error::NotFound { path, source } = error {
+        return match chain(&**source).contains("<Code>NoSuchBucket</Code>") {
+            true => "there is no such bucket".to_owned(),
+            false => format!("it has no object {path}"),
+        };
     }
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
@@ -361,10 +365,15 @@ mod tests {
             path: "a/b".into(),
             source: "<?xml version='1.0'?><Error><Code>NoSuchKey</Code></Error>".into(),
         };
+        let no_bucket = object_store::Error::NotFound {
+            path: "a/b".into(),
+            source: "<?xml version='1.0'?><Error><Code>NoSuchBucket</Code></Error>".into(),
+        };
         let denied = "Client error with status 403 Forbidden: <Error><Code>AccessDenied</Code>\n</Error>";
         let refused = io::Error::other("connection refused");
         for (error, expected) in [
             (gone, "it has no object a/b"),
+            (no_bucket, "there is no such bucket"),
             (generic(denied.into()), "Client error with status 403 Forbidden: AccessDenied"),
             (generic(Box::new(refused)), "connection refused"),
         ] {

@@ -109,7 +109,10 @@ fn undone(
             "of which its node does not tell what it holds",
         ),
         (
-            kept.as_ref().is_some_and(|kept| kept.desired == Desired::Active && kept.epoch == request.epoch),
+            kept.as_ref().is_some_and(|kept| {
+                let stays = matches!(request.handover, Some(Handover::From(_))) && kept.epoch < request.epoch;
+                kept.desired == Desired::Active && (kept.epoch == request.epoch || stays)
+            }),
             "which was not wanted any more, or was placed otherwise",
         ),
         (

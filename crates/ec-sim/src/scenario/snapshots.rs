@@ -30,6 +30,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(restored_while_started(stage)),
     ),
     Scenario::new(
+        "snapshots-restored-at-once",
+        "two people restore a guest, each from another snapshot: one of them does, the other is told so, and nothing stays locked",
+        |stage| Box::pin(restored_at_once(stage)),
+    ),
+    Scenario::new(
         "snapshot-of-a-rescued-guest",
         "a guest with a volume is rescued: a snapshot of all its disks is refused at once, and made when it runs from its own again",
         |stage| Box::pin(of_rescued(stage)),
@@ -97,6 +102,18 @@ async fn restored_with_kills(stage: Stage) {
     stage.demand(kills > 20, "each step was the last of one").await;
     stage.until_well(guest).await;
     unlocked(&stage, &[guest, copy]).await;
+}
+
+async fn restored_at_once(stage: Stage) {
+    let (guest, first) = guest_with_snapshot(&stage).await;
+    let second = snapshot_of(&stage, guest).await;
+    // Both find it running.
+    let [one, other] = [stage.user(1), stage.user(2)];
+    let (one, other) = tokio::join!(one.restores(first), other.restores(second));
+    let told = [one, other].into_iter().filter_map(Result::err).collect::<Vec<_>>();
+    stage.demand(told.len() == 1 && told[0].contains("being restored"), "one does, one is told").await;
+    stage.until_well(guest).await;
+    unlocked(&stage, &[guest, first, second]).await;
 }
 
 async fn restored_while_started(stage: Stage) {

@@ -84,6 +84,14 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-taken-along-and-healed",
+        "on shared storage an older etcd has a volume where it was before a guest of the other node was given it, and knows nothing of the guest: both are \
+         brought back where they are",
+        |stage| Box::pin(taken_along(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-made-with-more-claimed",
         "a command that extends a volume is killed behind its claim, before the volume is made: it is made as large as is asked for",
         |stage| Box::pin(made_with_more_claimed(stage)),
@@ -633,6 +641,27 @@ async fn known_to_two(stage: Stage) {
     stage.demand(stage.user(1).heals().await == Ok(1), "it is brought back once").await;
     stage.until(volume, "there", there).await;
     stage.demand(stage.user(1).heals().await == Ok(0), "nothing is left to bring back").await;
+}
+
+async fn taken_along(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let user = stage.user(1);
+    let before = stage.back_up();
+    let guest = stage.ready("web").await;
+    let number = if observed(stage.node(1), guest).is_some_and(|seen| seen.domain.is_some()) { 1 } else { 2 };
+    let is_here = || observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
+    stage.demand(!is_here(), "it is on the other node").await;
+    stage.demand(user.moves(volume, stage.node(number).node).await.is_ok(), "it goes to the guest's").await;
+    given(&stage, volume, guest).await;
+    stage.restore(&before);
+    stage.until(guest, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    stage.pass(60).await;
+    stage.demand(user.heals().await == Ok(2), "both are brought back").await;
+    stage.until(volume, "there", there).await;
+    stage.until_well(guest).await;
+    stage.stays(volume, 120, "there", there).await;
+    stage.demand(is_here(), "where the guest is").await;
+    stage.demand(user.heals().await == Ok(0), "nothing is left to bring back").await;
 }
 
 async fn made_with_more_claimed(stage: Stage) {
