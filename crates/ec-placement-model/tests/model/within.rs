@@ -41,11 +41,10 @@ fn set(write: ConsumerWrite) -> Command {
 fn reshape(providers: &[u128], write: ConsumerWrite) -> Command {
     let world = world();
     let one = |number: &u128| {
-        let node = world.find(&id(*number)).unwrap();
-        let generation = node.generation.as_ref().unwrap().record;
-        (id(*number), generation, node.provider.as_ref().unwrap().inventories.clone())
+        let node = world.find(&id(*number))?;
+        Some((id(*number), node.generation.as_ref()?.record, node.provider.as_ref()?.inventories.clone()))
     };
-    Command::Reshape { inventories: providers.iter().map(one).collect(), consumers: vec![write] }
+    Command::Reshape { inventories: providers.iter().filter_map(one).collect(), consumers: vec![write] }
 }
 
 #[test]
