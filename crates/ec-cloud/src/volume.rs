@@ -19,7 +19,7 @@ use ec_model::{
 };
 use ec_plan::{
     verbs::Verb,
-    volumes::{self, Attach, Sides},
+    volumes::{self, Attach, NOT_HANDED_OVER, Sides},
 };
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
@@ -729,11 +729,10 @@ async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'sta
 /// There is no such volume.
 pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView> {
     let found = find(cloud, volume).await.map_err(|error| no_volume(error, volume))?;
-    let view = View::found(&found);
+    let mut view = View::found(&found);
     if view.kind != Workload::Volume {
         return Err(not_a_volume(volume));
     }
-    let mut view = view;
     let record = match found {
         Found::Placed(known) => {
             view.reason = not_handed_over(cloud, &known).await?.or(view.reason);
@@ -752,25 +751,28 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
     Ok(told(view, record.as_ref(), holder))
 }
 
-/// Why a volume that is on its way to another node is not there yet, as the node tells that had it; none where it is there.
+/// Why a volume is not there yet that is waited for on another node, as the node tells that had it; none where it is not waited for.
 async fn not_handed_over(cloud: &Cloud, known: &Known) -> CloudResult<Option<String>> {
-    let state = known.status.record().map(|status| status.state);
+    let waits = known.status.record().filter(|status| {
+        [&status.reason, &status.doing].into_iter().flatten().any(|told| told.starts_with(NOT_HANDED_OVER))
+    });
     let handover = known.request.record().and_then(|request| request.handover);
-    let Some(Handover::From(node)) = handover.filter(|_| state != Some(State::Active)) else {
-        return Ok(None);
-    };
+    let (Some(waits), Some(Handover::From(node))) = (waits, handover) else { return Ok(None) };
     let (keys, volume) = (&cloud.keys, known.instance);
     let (order, told, alive) = (keys.request(node, volume), keys.status(node, volume), keys.alive(node));
     let ((order, _), (told, _), (alive, _)) =
         tokio::try_join!(cloud.store.get(&order), cloud.store.get(&told), cloud.store.get(&alive))?;
     let doing = told.and_then(|pair| decode::<Status>(&pair.value).ok()?.doing);
     Ok(match (order, alive, doing) {
-        // At once it may be on its way.
-        (None, ..) => (state == Some(State::Error)).then(|| format!(
-            "node {node} has let go of it, and its disk has not come: where that lies in neither node's directory, it was gone before, and `eschedule volume delete {volume}` takes away what is left"
-        )),
         (Some(_), None, _) => Some(format!("node {node} has yet to hand it over, and is not alive")),
-        (Some(_), Some(_), doing) => doing.map(|doing| format!("node {node} has yet to hand it over: {doing}")),
+        (Some(_), Some(_), doing) => {
+            doing.map(|doing| format!("node {node} has yet to hand it over: {doing}"))
+        }
+        // At first it may be on its way.
+        (None, ..) if waits.state != State::Error => None,
+        (None, ..) => Some(format!(
+            "node {node} has let go of it, and its disk has not come: where it is in neither node's directory it was gone before, and `eschedule volume delete {volume}` takes away what is left"
+        )),
     })
 }
 

@@ -9,6 +9,9 @@ use ec_model::{
 
 use crate::verbs::{Situation, is_built, is_to_be_made_anew, locked};
 
+/// How an agent begins to tell that it waits for a volume which another node is to hand over; that one tells why it does not.
+pub const NOT_HANDED_OVER: &str = "the node that has it has not handed it over yet";
+
 /// What control knows of a volume, or of a machine.
 #[derive(Debug, Clone, Copy)]
 pub struct Sides<'a> {

@@ -9,6 +9,7 @@ use ec_plan::{
     RecordFacts,
     engine::{Change, Held},
     status::{Volumes, with_volumes},
+    volumes::NOT_HANDED_OVER,
 };
 
 use jiff::SignedDuration;
@@ -98,13 +99,12 @@ impl Worker {
             }
             tokio::time::sleep(ARRIVES_PAUSE).await;
         }
-        let why = "the node that has it has not handed it over yet";
         let waits = self.told()?;
         let waited = self.parts.host.now().duration_since(waits.since);
         if waits.state == State::Preparing && waited > ARRIVES_WITHIN {
-            self.announce(State::Error, Some(format!("{why}; it is waited for on"))).await?;
+            self.announce(State::Error, Some(format!("{NOT_HANDED_OVER}; it is waited for on"))).await?;
         }
-        Err(Stop::Retry(why.to_owned()))
+        Err(Stop::Retry(NOT_HANDED_OVER.to_owned()))
     }
 
     /// Grows a volume, which its guest may go on using meanwhile.

@@ -187,7 +187,6 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         set(owned(claim(100, &[]), Some("a"))),
         set(owned(claim(100, &[]), None)),
         Command::DeleteAllocations(id(100)),
-        reshape(&[1], claim(101, &[(1, &[("VCPU", 1)])])),
     ];
     for command in allowed {
         let (outcome, state) = tried(&projects(), &of_a(&command), 0);
@@ -211,10 +210,7 @@ fn a_project_may_change_what_its_own_consumers_use_wherever_that_is_and_nothing_
         Command::EnsureTrait(intern("CUSTOM_T")),
         Command::DeleteProvider(id(3)),
         Command::SetTraits { provider: id(1), generation: None, traits: names(&["HW_CPU_X86_AVX"]) },
-        reshape(&[2], claim(101, &[(1, &[("VCPU", 1)])])),
-        reshape(&[1, 2], claim(101, &[(1, &[("VCPU", 1)])])),
-        reshape(&[1], claim(101, &[(2, &[("VCPU", 1)])])),
-        reshape(&[1], claim(200, &[(1, &[("VCPU", 1)])])),
+        Command::Reshape { inventories: vec![], consumers: vec![] },
         of_a(&own(100, 2, Some("a"))),
     ];
     let before = portrait(&projects());
