@@ -384,7 +384,7 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         .await?;
     assert_eq!(made, 200, "its own provider is its own");
     let inventory = json!({"resource_provider_generation": 0, "inventories": {"VCPU": {"total": 4}}});
-    let (set, _) = thief.ask(Method::PUT, &format!("{own}/inventories"), Some(inventory.clone())).await?;
+    let (set, _) = thief.ask(Method::PUT, &format!("{own}/inventories"), Some(inventory)).await?;
     assert_eq!(set, 200, "its own inventory, too");
     let claim = |of: &[NodeId]| {
         let allocations: serde_json::Map<_, _> =
@@ -394,6 +394,19 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
     };
     let mine = InstanceId::new(uuid::Uuid::new_v4());
     assert_eq!(thief.allocate(mine, &claim(&[thief.node])).await?, 204, "and what is used of it");
+    let new = InstanceId::new(uuid::Uuid::new_v4());
+    // What it has and what is used of it change at once.
+    let reshape = |of: NodeId, generation: &Value, consumer: InstanceId, used: &[NodeId]| {
+        let inventory =
+            json!({"resource_provider_generation": generation, "inventories": {"VCPU": {"total": 4}}});
+        json!({"inventories": {of.to_string(): inventory}, "allocations": {consumer.to_string(): claim(used)}})
+    };
+    let (_, provided) = thief.ask(Method::GET, &own, None).await?;
+    let at_once =
+        reshape(thief.node, &provided["generation"], InstanceId::new(uuid::Uuid::new_v4()), &[thief.node]);
+    assert_eq!(thief.ask(Method::POST, "/reshaper", Some(at_once)).await?.0, 204, "as its own");
+    let (_, provided) = thief.ask(Method::GET, &own, None).await?;
+    let own_generation = &provided["generation"];
     let (_, provided) = thief.ask(Method::GET, &others, None).await?;
     let generation = &provided["generation"];
     let set = |what: &str, value: Value| {
@@ -415,15 +428,13 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         (Method::PUT, format!("/allocations/{mine}"), claim(&[thief.node, honest.node])),
         (Method::POST, "/resource_providers".into(), json!({"name": "third"})),
         (Method::POST, "/resource_classes".into(), json!({"name": "CUSTOM_MINE"})),
-        (
-            Method::POST,
-            "/reshaper".into(),
-            json!({"inventories": {thief.node.to_string(): inventory}, "allocations": {}}),
-        ),
+        (Method::POST, "/reshaper".into(), reshape(honest.node, generation, new, &[thief.node])),
+        (Method::POST, "/reshaper".into(), reshape(thief.node, own_generation, new, &[honest.node])),
+        (Method::POST, "/reshaper".into(), reshape(thief.node, own_generation, web, &[thief.node])),
         (
             Method::PUT,
             format!("{own}/aggregates"),
-            json!({"resource_provider_generation": 2, "aggregates": [mine]}),
+            json!({"resource_provider_generation": own_generation, "aggregates": [mine]}),
         ),
     ] {
         let (status, document) =

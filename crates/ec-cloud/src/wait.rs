@@ -270,6 +270,8 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             (None, State::Resizing) => Ok(None),
             (None, _) => Ok(Some(status)),
         },
+        // Its disk is gone, or has not come: nothing grows.
+        _ if status.kind == Workload::Volume && status.state == State::Error => settled(instance, status),
         _ => Ok(None),
     }
 }
