@@ -174,23 +174,14 @@ impl PlacementClient {
         node: NodeId,
         change: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
     ) -> PlacementResult<()> {
-        let path = format!("resource_providers/{node}/inventories");
-        let mut tries = 0;
-        loop {
-            let current: InventoriesBody = self.wire.get(&path, NO_QUERY).await?;
-            let inventory = json!({
-                "resource_provider_generation": current.resource_provider_generation,
-                "inventories": change(&current.inventories),
-            });
+        let with_claim = |inventory| {
             let body = json!({
                 "inventories": { node.to_string(): inventory },
                 "allocations": { instance.to_string(): new_consumer(allocations, project, user) },
             });
-            let written = self.wire.send(Method::POST, RESHAPER, Some(&body)).await;
-            if !is_worth_another_try(&written, &mut tries) {
-                return written.map(drop);
-            }
-        }
+            (Method::POST, RESHAPER.to_owned(), body)
+        };
+        self.write_inventory(node, |current| Some(change(current)), with_claim).await
     }
 
     /// What the consumer holds; `None` where it holds nothing.
@@ -434,19 +425,29 @@ impl PlacementClient {
         node: NodeId,
         change: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
     ) -> PlacementResult<()> {
+        let changed = |current: &BTreeMap<_, _>| Some(change(current)).filter(|wanted| wanted != current);
+        let alone = |inventory| (Method::PUT, format!("resource_providers/{node}/inventories"), inventory);
+        self.write_inventory(node, changed, alone).await
+    }
+
+    /// Has a provider's inventory be what `change` makes of it, where that makes something of it, by the request that `write` makes of
+    /// that and of the generation that was read.
+    async fn write_inventory(
+        &self,
+        node: NodeId,
+        change: impl Fn(&BTreeMap<String, Inventory>) -> Option<BTreeMap<String, Inventory>>,
+        write: impl Fn(serde_json::Value) -> (Method, String, serde_json::Value),
+    ) -> PlacementResult<()> {
         let path = format!("resource_providers/{node}/inventories");
         let mut tries = 0;
         loop {
             let current: InventoriesBody = self.wire.get(&path, NO_QUERY).await?;
-            let wanted = change(&current.inventories);
-            if wanted == current.inventories {
-                return Ok(());
-            }
-            let body = json!({
+            let Some(wanted) = change(&current.inventories) else { return Ok(()) };
+            let (method, path, body) = write(json!({
                 "resource_provider_generation": current.resource_provider_generation,
                 "inventories": wanted,
-            });
-            let written = self.wire.send(Method::PUT, &path, Some(&body)).await;
+            }));
+            let written = self.wire.send(method, &path, Some(&body)).await;
             if !is_worth_another_try(&written, &mut tries) {
                 return written.map(drop);
             }
