@@ -1,12 +1,12 @@
 //! Destroying: change what is wanted; the node's agent does it, now or when it is back.
 
 use ec_model::{
-    ActionVerb, Desired, Doc, Handover, ImageId, Instance, InstanceId, NodeId, Request, Restart, State,
-    Status, Workload, decode, input::LabelSelector,
+    ActionVerb, Desired, Doc, ImageId, Instance, InstanceId, NodeId, Request, Restart, State, Status,
+    Workload, decode, input::LabelSelector,
 };
 use ec_plan::verbs::locked;
 use ec_runtime::planted;
-use ec_store::{Compare, KeyValue, Revision, Txn};
+use ec_store::{Compare, Revision, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -14,6 +14,7 @@ use crate::{
     image::image_of_copy,
     intent::{sweep, young_for},
     lookup::{Claimed, Found, Known, MENDS, Read, claimed, find},
+    moving::{Giver, giver},
     select::in_words,
     source::kind_of,
     storage::storage_of,
@@ -172,7 +173,7 @@ pub(crate) async fn destroy_as(
         let giver = giver(cloud, &known).await?;
         let doomed = match &giver {
             Some(Giver::Has { node, alive, .. }) => Doomed::By { node: *node, alive: *alive },
-            Some(Giver::HasNot(_)) | None => Doomed::By { node: known.node, alive: known.node_alive },
+            Some(Giver::HasNot { .. }) | None => Doomed::By { node: known.node, alive: known.node_alive },
         };
         let Some((txn, generation)) = wish(cloud, &known, giver)? else { return Ok(doomed) };
         let asked = Asked {
@@ -218,25 +219,6 @@ async fn refuse_elsewhere(cloud: &Cloud, known: &Known) -> CloudResult<()> {
     Ok(())
 }
 
-/// The node that had a volume which is on its way to another.
-enum Giver {
-    /// It has yet to hand it over, by this request of its own.
-    Has { node: NodeId, alive: bool, order: KeyValue },
-    /// It has let go of it: there is nothing under this key.
-    HasNot(String),
-}
-
-async fn giver(cloud: &Cloud, known: &Known) -> CloudResult<Option<Giver>> {
-    let handover = known.request.record().and_then(|request| request.handover);
-    let Some(Handover::From(node)) = handover else { return Ok(None) };
-    let (key, alive) = (cloud.keys.request(node, known.instance), cloud.keys.alive(node));
-    let ((order, _), (alive, _)) = tokio::try_join!(cloud.store.get(&key), cloud.store.get(&alive))?;
-    Ok(Some(match order {
-        Some(order) => Giver::Has { node, alive: alive.is_some(), order },
-        None => Giver::HasNot(key),
-    }))
-}
-
 /// Writes the wish, and takes record and name away, with the generation that it is; nothing where it is written already. What is on its
 /// way from one node to another is to be destroyed by both: wherever its disk is, it goes.
 fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Option<(Txn, u64)>> {
@@ -249,10 +231,8 @@ fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Optio
                 return Ok(None);
             }
             let mut doc = known.request_doc()?;
-            doc.record.generation = doc.record.generation.saturating_add(u64::from(!wished));
-            doc.record.desired = Desired::Destroyed;
             if !wished {
-                doc.record.request_id = cloud.request_id;
+                doom(cloud, &mut doc.record);
             }
             (doc, Compare::Unchanged(key.clone(), *revision))
         }
@@ -273,17 +253,15 @@ fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Optio
             if let Ok(mut doc) = Doc::<Request>::decode(&order.value)
                 && doc.record.desired == Desired::Active
             {
-                doc.record.generation = doc.record.generation.saturating_add(1);
-                doc.record.desired = Desired::Destroyed;
-                doc.record.request_id = cloud.request_id;
+                doom(cloud, &mut doc.record);
                 let key = keys.request(node, known.instance);
                 of_giver =
                     of_giver.when(Compare::Unchanged(key.clone(), order.mod_revision)).put(key, doc.encode());
             }
         }
-        Some(Giver::HasNot(key)) => {
+        Some(Giver::HasNot { node }) => {
             request.record.handover = None;
-            of_giver = of_giver.when(Compare::Absent(key));
+            of_giver = of_giver.when(Compare::Absent(keys.request(node, known.instance)));
         }
         None => {}
     }
@@ -306,6 +284,13 @@ fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Optio
         txn = txn.delete(membership);
     }
     Ok(Some((txn, request.record.generation)))
+}
+
+/// Has a request say that it is to go.
+fn doom(cloud: &Cloud, order: &mut Request) {
+    order.generation = order.generation.saturating_add(1);
+    order.desired = Desired::Destroyed;
+    order.request_id = cloud.request_id;
 }
 
 fn gone(cloud: &Cloud, known: &Known) -> Request {

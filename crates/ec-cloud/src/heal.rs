@@ -15,8 +15,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Assigned, Desired, Doc, Edition, Handover, Held, Instance, InstanceId, NodeId, Rebuild,
-    Rebuilt, Record, Request, RequestId, State, Status, Workload, decode,
+    ActionVerb, Assigned, Desired, Doc, Edition, Handover, Held, ImageRef, Instance, InstanceId, NodeId,
+    Rebuild, Rebuilt, Record, Request, RequestId, State, Status, Workload, decode,
 };
 use ec_plan::{
     heal::{Brought, brought, made_of_request},
@@ -537,23 +537,7 @@ async fn to_go(
         (come.record.handover, order.record.handover) = (Some(Handover::From(node)), Some(Handover::To(to)));
         format!("it goes to node {to}, where it is asked for")
     } else {
-        // What was wished of it came to its end where it is, and the other node hands over what it has not.
-        let over = record.record.assigned.map_or(0, |at| at.epoch).max(come.record.epoch).saturating_add(1);
-        let epoch = order.record.epoch.max(over);
-        if let (Some(spec), Some(image)) = (&mut order.record.spec, made_of) {
-            spec.image = image;
-            record.record.spec.clone_from(spec);
-        }
-        order.record = Request {
-            epoch,
-            handover: Some(Handover::From(to)),
-            rebuild: None,
-            resize: None,
-            access: None,
-            ..order.record
-        };
-        come.record.handover = Some(Handover::To(node));
-        record.record.assigned = Some(Assigned { node, epoch });
+        stay(&mut record.record, &mut order.record, &mut come.record, [node, to], made_of);
         format!("it is asked for here, where a guest has it, and on node {to} no more")
     };
     for (of, request_id) in [
@@ -594,6 +578,26 @@ async fn to_go(
     let heals =
         Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
     Ok(Planned::Bring(healed, note(cloud, heals, txn, None).await?))
+}
+
+/// Has a volume be asked for on `node`, which has it, and no more on `to`: what was wished of it came to its end where it is, and the
+/// other hands over what it has not.
+fn stay(
+    record: &mut Instance,
+    order: &mut Request,
+    come: &mut Request,
+    [node, to]: [NodeId; 2],
+    made_of: Option<ImageRef>,
+) {
+    let over = record.assigned.map_or(0, |at| at.epoch).max(come.epoch).saturating_add(1);
+    order.epoch = order.epoch.max(over);
+    if let (Some(spec), Some(image)) = (&mut order.spec, made_of) {
+        spec.image = image;
+        record.spec.clone_from(spec);
+    }
+    (order.rebuild, order.resize, order.access) = (None, None, None);
+    (order.handover, come.handover) = (Some(Handover::From(to)), Some(Handover::To(node)));
+    record.assigned = Some(Assigned { node, epoch: order.epoch });
 }
 
 /// The guest that has a volume, as `node` tells of it.

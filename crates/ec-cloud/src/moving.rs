@@ -9,13 +9,13 @@
 
 use ec_model::{ActionVerb, Assigned, Handover, InstanceId, NodeId, Record, Request, Workload};
 use ec_plan::volumes::{self, Sides};
-use ec_store::{Compare, StoreError, Txn};
+use ec_store::{Compare, KeyValue, StoreError, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult, Scheduled,
     act::{docs, let_in},
     history::{Asked, note},
-    lookup::find_placed,
+    lookup::{Known, find_placed},
     schedule::not_understood,
     source::kind_of,
     storage::storage_of,
@@ -52,6 +52,26 @@ pub async fn node_to_come_to(
         CloudError::Refused(format!("cannot attach volume {volume} to instance {}: {why}", machine.instance))
     })?;
     Ok(Some(machine.node))
+}
+
+/// The node that had a volume which came, or is to come, from another.
+pub(crate) enum Giver {
+    /// It has yet to hand it over, by this request of its own.
+    Has { node: NodeId, alive: bool, order: KeyValue },
+    /// It has let go of it: nothing is asked of it about the volume.
+    HasNot { node: NodeId },
+}
+
+/// Who is to hand a volume over, or did; none of one that never moved.
+pub(crate) async fn giver(cloud: &Cloud, known: &Known) -> CloudResult<Option<Giver>> {
+    let handover = known.request.record().and_then(|request| request.handover);
+    let Some(Handover::From(node)) = handover else { return Ok(None) };
+    let (key, alive) = (cloud.keys.request(node, known.instance), cloud.keys.alive(node));
+    let ((order, _), (alive, _)) = tokio::try_join!(cloud.store.get(&key), cloud.store.get(&alive))?;
+    Ok(Some(match order {
+        Some(order) => Giver::Has { node, alive: alive.is_some(), order },
+        None => Giver::HasNot { node },
+    }))
 }
 
 /// Has a volume be with another node. That it is there already is no error.

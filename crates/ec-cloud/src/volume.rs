@@ -13,8 +13,8 @@ use std::{
 };
 
 use ec_model::{
-    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, Handover, ImageRef, Instance, InstanceId, NodeId,
-    Request, ResourceQuery, State, Status, Workload, decode,
+    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
+    ResourceQuery, State, Status, Workload, decode,
     input::{LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::{
@@ -35,6 +35,7 @@ use crate::{
     history::{Asked, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
+    moving::{Giver, giver},
     schedule,
     source::{Source, kind_of},
     wait::Awaited,
@@ -756,21 +757,20 @@ async fn not_handed_over(cloud: &Cloud, known: &Known) -> CloudResult<Option<Str
     let waits = known.status.record().filter(|status| {
         [&status.reason, &status.doing].into_iter().flatten().any(|told| told.starts_with(NOT_HANDED_OVER))
     });
-    let handover = known.request.record().and_then(|request| request.handover);
-    let (Some(waits), Some(Handover::From(node))) = (waits, handover) else { return Ok(None) };
-    let (keys, volume) = (&cloud.keys, known.instance);
-    let (order, told, alive) = (keys.request(node, volume), keys.status(node, volume), keys.alive(node));
-    let ((order, _), (told, _), (alive, _)) =
-        tokio::try_join!(cloud.store.get(&order), cloud.store.get(&told), cloud.store.get(&alive))?;
-    let doing = told.and_then(|pair| decode::<Status>(&pair.value).ok()?.doing);
-    Ok(match (order, alive, doing) {
-        (Some(_), None, _) => Some(format!("node {node} has yet to hand it over, and is not alive")),
-        (Some(_), Some(_), doing) => {
+    let (Some(waits), Some(giver)) = (waits, giver(cloud, known).await?) else { return Ok(None) };
+    let volume = known.instance;
+    Ok(match giver {
+        Giver::Has { node, alive: false, .. } => {
+            Some(format!("node {node} has yet to hand it over, and is not alive"))
+        }
+        Giver::Has { node, .. } => {
+            let told = cloud.store.get(&cloud.keys.status(node, volume)).await?.0;
+            let doing = told.and_then(|pair| decode::<Status>(&pair.value).ok()?.doing);
             doing.map(|doing| format!("node {node} has yet to hand it over: {doing}"))
         }
         // At first it may be on its way.
-        (None, ..) if waits.state != State::Error => None,
-        (None, ..) => Some(format!(
+        Giver::HasNot { .. } if waits.state != State::Error => None,
+        Giver::HasNot { node } => Some(format!(
             "node {node} has let go of it, and its disk has not come: where it is in neither node's directory it was gone before, and `eschedule volume delete {volume}` takes away what is left"
         )),
     })

@@ -512,7 +512,6 @@ impl Pool {
     }
 }
 
-/// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy.
 /// The capacity in bytes of the disk that lies there.
 pub(crate) fn capacity(path: &Path) -> Result<u64, CallError> {
     measured(path, capacity_in(path))
@@ -522,6 +521,7 @@ fn measured(path: &Path, capacity: std::io::Result<u64>) -> Result<u64, CallErro
     capacity.map_err(|error| CallError::io("measure", path, &error))
 }
 
+/// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy.
 fn refresh(pool: &StoragePool) -> Result<(), CallError> {
     busy_by(pool.refresh(0), ErrorNumber::InternalError)
 }
