@@ -199,18 +199,20 @@ placement: {endpoint: "http://127.0.0.1:$placement"}
 state_dir: $STATE/ecompute
 listen: 127.0.0.1:$agent
 # One image of some megabytes: the default, a tenth of the disk, may be all that is free.
-images: {max_gb: 1, local: [$CACHE]}
+images: {max_gb: 1, local: [$CACHE], store: {url: "file://$STATE/image-store"}}
 libvirt: {network: $NETWORK}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}
 C
   ssh-keygen -q -t ed25519 -N '' -C demo -f "$STATE/id_ed25519"
   # Through sudo the stack, and so the key, is for the user who called it.
-  if [ -n "${SUDO_USER-}" ]; then chown "$SUDO_USER" "$STATE/id_ed25519"; fi
+  mkdir -p "$STATE/image-store"
+  if [ -n "${SUDO_USER-}" ]; then chown "$SUDO_USER" "$STATE/id_ed25519" "$STATE/image-store"; fi
   cat >"$STATE/schedule.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 image: file://$CACHE/tiny.qcow2
+image_store: {url: "file://$STATE/image-store"}
 defaults: {keys: [$STATE/id_ed25519.pub]}
 C
   cat >"$STATE/controller.yaml" <<C

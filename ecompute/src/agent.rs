@@ -130,7 +130,7 @@ pub async fn assemble(
         stall_timeout: settings.stall_timeout,
         local: settings.images_local.clone(),
         allow_addresses: settings.images_allow_addresses.clone(),
-        store: settings.images_store.clone(),
+        store: Some(settings.images_store.clone()),
         host: host.clone(),
         ..CacheConfig::new(&settings.images, settings.images_max_bytes)
     };

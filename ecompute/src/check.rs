@@ -7,6 +7,7 @@ use std::{
 };
 
 use ec_guard::Guard;
+use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_model::{Alive, NodeId, Resources, decode};
 use ec_pki::{Certificate, endings};
@@ -89,7 +90,7 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let (etcd, placement) = (&settings.etcd, &settings.placement);
     let own = file.filter(|_| etcd.holds_secret() || placement.holds_secret()).into_iter();
     let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
-    let image_store = settings.images_store.as_ref().and_then(|store| store.secret_file());
+    let image_store = settings.images_store.secret_file();
     let mut warnings =
         exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key).chain(image_store));
     warnings.extend(endings(settings.certificates()));
@@ -122,8 +123,17 @@ pub async fn mixed(settings: &Settings) -> Option<String> {
 /// What the configuration keeps back from guests that it hardly means to.
 fn withheld(settings: &Settings) -> Vec<String> {
     let missing = settings.images_local.iter().filter(|directory| !directory.is_dir());
+    let store = &settings.images_store;
     let mut found: Vec<String> = missing
-        .map(|directory| format!("images.local: {} is no directory of this host", directory.display()))
+        .filter_map(|directory| {
+            // Nobody said that there is one.
+            let key = match store.directory().as_ref() == Some(directory) {
+                true if store.url() == StoreSection::DEFAULT_URL => return None,
+                true => "images.store",
+                false => "images.local",
+            };
+            Some(format!("{key}: {} is no directory of this host", directory.display()))
+        })
         .collect();
     if let Ok(measured) = inventory::measure(settings) {
         let offered = inventory::inventory(&measured, settings, &Resources::new());

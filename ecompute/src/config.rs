@@ -154,7 +154,7 @@ pub struct Settings {
     /// Loopback and link-local networks that images may be fetched from.
     pub images_allow_addresses: Vec<IpNet>,
     /// The image store that objects may be fetched from; where it is a directory, it is one of those above, too.
-    pub images_store: Option<StoreSection>,
+    pub images_store: StoreSection,
     /// How many builds and destroys run at once.
     pub workers: usize,
     /// Per class, what is not for allocation.
@@ -301,13 +301,11 @@ impl Settings {
                 note(format!("images.local: `{}` is not an absolute path below /", path.display()));
             }
         }
-        let images_store = file.images.store.clone();
+        let images_store = file.images.store.clone().unwrap_or_default();
         let mut images_local = file.images.local.clone();
-        if let Some(store) = &images_store {
-            match store.check() {
-                Ok(()) => images_local.extend(store.directory()),
-                Err(why) => note(format!("images.store.{why}")),
-            }
+        match images_store.check() {
+            Ok(()) => images_local.extend(images_store.directory()),
+            Err(why) => note(format!("images.store.{why}")),
         }
         let mut allow_addresses = Vec::new();
         for text in &file.images.allow_addresses {
@@ -584,15 +582,16 @@ mod tests {
     #[test]
     fn images_come_from_no_file_and_no_address_of_this_host_unless_it_is_named() {
         let defaults = check("").unwrap();
-        assert!(defaults.images_local.is_empty() && defaults.images_allow_addresses.is_empty());
+        assert!(defaults.images_allow_addresses.is_empty());
+        let own = Path::new("/var/lib/ecompute/image-store");
+        assert_eq!(defaults.images_local, [own], "the store that `eschedule` has where nothing is said");
         let named = check("images: {local: [/srv/images], allow_addresses: [127.0.0.0/8, '::1']}").unwrap();
-        assert_eq!(named.images_local, [Path::new("/srv/images")]);
+        assert_eq!(named.images_local, [Path::new("/srv/images"), own]);
         assert_eq!(named.images_allow_addresses.len(), 2);
-        assert!(defaults.images_store.is_none());
         let store = check("images: {local: [/a], store: {url: 'file:///srv/store'}}").unwrap();
         assert_eq!(store.images_local, [Path::new("/a"), Path::new("/srv/store")]);
         let store = check("images: {store: {url: 's3://bucket/x', region: r}}").unwrap();
-        assert!(store.images_local.is_empty() && store.images_store.is_some());
+        assert!(store.images_local.is_empty() && store.images_store.url() == "s3://bucket/x");
         for (text, key) in [
             ("images: {local: [images]}", "images.local"),
             ("images: {local: [/]}", "images.local"),

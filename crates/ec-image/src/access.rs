@@ -34,7 +34,7 @@ impl Local {
     pub(crate) fn permit(&self, path: &Path) -> Result<(), ImageError> {
         match self.below(path) {
             Some(_) => Ok(()),
-            None => Err(ImageError::NotLocal { path: path.to_owned(), none: self.0.is_empty() }),
+            None => Err(ImageError::NotLocal { path: path.to_owned() }),
         }
     }
 

@@ -121,7 +121,7 @@ pub enum ImageError {
     },
     /// The directory that is the image store has nothing in it.
     #[error(
-        "the image {url} lies in an image store that is empty or missing on this node: is its file system mounted?"
+        "the image {url} lies in an image store that is empty or missing on this node: it has to be the same directory on every host (is its file system mounted?), or a bucket"
     )]
     StoreAway {
         /// The URL.
@@ -215,15 +215,12 @@ pub enum ImageError {
     },
     /// A `file://` URL names what this host gives nobody.
     #[error(
-        "the image file {path} lies {}: name its directory in `images.local` of compute.yaml",
-        if *.none { "on this node, which gives no files as images" } else { "below none of the directories that this node gives images from" },
+        "the image file {path} lies below none of the directories that this node gives images from: name its directory in `images.local` of compute.yaml",
         path = .path.display()
     )]
     NotLocal {
         /// What the URL names.
         path: PathBuf,
-        /// Whether no directory was named at all.
-        none: bool,
     },
     /// A `file://` URL leads through a link.
     #[error("the image file {path} lies behind a symbolic link or `..`, and neither is followed below `images.local`", path = .path.display())]

@@ -169,7 +169,9 @@ impl Image {
     /// # Errors
     /// What it needs.
     pub fn fits(&self, resources: &Resources) -> Result<(), String> {
-        for (class, least) in [("DISK_GB", self.min_disk), ("MEMORY_MB", self.min_ram)] {
+        // Its disk has to have room, whatever is said of it.
+        let disk = self.virtual_size.map_or(0, |bytes| bytes.div_ceil(1 << 30)).max(self.min_disk);
+        for (class, least) in [("DISK_GB", disk), ("MEMORY_MB", self.min_ram)] {
             // What is not asked for at all is not bounded by the claim.
             if let Some(asked) = resources.get(class).filter(|asked| **asked < least) {
                 return Err(format!("needs {class}:{least}, and {class}:{asked} is asked for"));
@@ -223,6 +225,13 @@ mod tests {
         assert_eq!(error, "needs DISK_GB:5, and DISK_GB:4 is asked for");
         let error = image().usable(&asked(Some(9), 511)).unwrap_err();
         assert_eq!(error, "needs MEMORY_MB:512, and MEMORY_MB:511 is asked for");
+        // As large as its disk is, too.
+        for (bytes, least) in [(5 << 30, 5), ((5 << 30) + 1, 6), (1, 5)] {
+            let image = Image { virtual_size: Some(bytes), ..image() };
+            assert!(image.usable(&asked(Some(least), 512)).is_ok(), "{bytes}");
+            let error = image.usable(&asked(Some(least - 1), 512)).unwrap_err();
+            assert_eq!(error, format!("needs DISK_GB:{least}, and DISK_GB:{} is asked for", least - 1));
+        }
     }
 
     #[test]
