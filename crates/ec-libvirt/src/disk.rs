@@ -150,9 +150,14 @@ impl Pool {
         let entries = std::fs::read_dir(&self.path).map_err(|error| self.missing(&error))?;
         let [mut volumes, mut successors, mut copies, mut handed_over] = [const { Vec::new() }; 4];
         for entry in entries {
-            let name = entry.map_err(failed)?.file_name();
+            let entry = entry.map_err(failed)?;
+            let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
-            volumes.extend(names::volume(name));
+            let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
+            // What a link leads to may be gone, or not be mounted: who looks for one alone says the same.
+            if !is_link || is_there(&entry.path())? {
+                volumes.extend(names::volume(name));
+            }
             handed_over.extend(moved(name));
             successors.extend(names::successor(name).or_else(|| Some(part(name)?.0)));
             copies.extend(copy(name));

@@ -42,6 +42,12 @@ pub(crate) fn hand_over(
     take_in(pool, volume)?;
     let from = pool.volume_path(volume);
     if let Some(own) = look(&from)? {
+        if from.is_symlink() {
+            return Err(CallError::Refused(format!(
+                "{} is a link, and where it leads lies with this node",
+                from.display()
+            )));
+        }
         volumes::refuse_astray(connect, pool, volume)?;
         if let Some(known) = pool.known(connect, volume)? {
             let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;

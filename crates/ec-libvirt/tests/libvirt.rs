@@ -180,6 +180,17 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     assert_eq!(std::fs::read(file(node, volume)).unwrap(), b"other");
     std::fs::remove_file(file(node, volume)).unwrap();
     failure(ours.hand_over(volume, NodeId::new(Uuid::new_v4())).await);
+    // Where a link leads is this node's, and one that leads nowhere is no disk, whoever looks.
+    let elsewhere = place.path().join("elsewhere.qcow2");
+    std::fs::rename(file(own, volume), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, file(own, volume)).unwrap();
+    assert!(failure(ours.hand_over(volume, node).await).contains("is a link"));
+    let hidden = place.path().join("hidden.qcow2");
+    std::fs::rename(&elsewhere, &hidden).unwrap();
+    let listed = ours.list().await.unwrap();
+    assert!(!ours.observe(volume).await.unwrap().volume && !listed.get(&volume).is_some_and(|it| it.volume));
+    std::fs::remove_file(file(own, volume)).unwrap();
+    std::fs::rename(&hidden, file(own, volume)).unwrap();
     let of_image = create(&VolumeSource::Image(base())).await;
     assert!(failure(ours.hand_over(of_image, node).await).contains("stands on an image"));
     for volume in [volume, of_image] {
