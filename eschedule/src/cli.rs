@@ -315,7 +315,7 @@ pub(crate) enum Command {
     /// The same as the grammar without a command, for people: NAME is the guest's hostname, of which each project has
     /// one; what room it takes says a flavor (`eschedule flavor list`), or a query.
     #[command(after_help = crate::run::EXAMPLES)]
-    Run(Run),
+    Run(Box<Run>),
     /// Make instances, groups and volumes what a file says of them
     ///
     /// What is otherwise is told before. An instance or a volume of the file that is not there is asked for; labels, metadata and

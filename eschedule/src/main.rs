@@ -118,7 +118,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             Err(Failure::usage("what comes of a console, a log or ssh has no other form: leave --output out"))
         }
         (Some(Command::Reach(reach)), _) => reach::reach(&Session::open(settings).await?, reach).await,
-        (Some(Command::Run(run)), _) => run::run(&Session::open(settings).await?, run, output).await,
+        (Some(Command::Run(run)), _) => run::run(&Session::open(settings).await?, *run, output).await,
         (Some(Command::List(listing)), _) => {
             list::list(&Session::open(settings).await?, listing, output).await
         }
@@ -204,7 +204,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let (name, image) = (cli.spec.name.as_deref(), cli.image.as_deref());
             let guest =
                 spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image, &query.total()).await?;
-            run::schedule(&session, &query, &guest, &cli.place, cli.waiting, output).await
+            run::schedule(&session, &query, &guest, &cli.place, &[], cli.waiting, output).await
         }
         (_, Some(instance)) => {
             if cli.image.is_some() {

@@ -4,8 +4,8 @@ use std::{net::IpAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use ec_cloud::{
-    Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted, find_placed,
-    name_is_free, node_named, resolve, until_active,
+    Acted, Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted,
+    find_placed, name_is_free, node_named, resolve, resolve_volume, until_active,
 };
 use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload};
 use ec_runtime::{
@@ -16,12 +16,13 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    acting::Patience,
     cli::{Given, Output, Waiting},
     config::Session,
     explain,
     output::called,
     shown::Shown,
-    spec,
+    spec, volume,
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -30,6 +31,8 @@ Examples:
       a flavor, an image and a keypair by their names
   eschedule run db --query 'resources=VCPU:2,MEMORY_MB:2048' --label role=db --restart on-failure
       what room it takes is said here; the image is schedule.yaml's
+  eschedule run db --flavor small --volume data --wait
+      where volume data lies, and with it
   eschedule run web --flavor small --dry-run
       says where it would go now and why, and does nothing";
 
@@ -52,6 +55,10 @@ pub(crate) struct Run {
     /// the disk of volume:NAME or instance:NAME [default: `image` of schedule.yaml]
     #[arg(long, value_name = "IMAGE|URL")]
     image: Option<String>,
+
+    /// A volume that it shall have: it goes where that lies; may be given more than once
+    #[arg(long, value_name = "VOLUME")]
+    volume: Vec<String>,
 
     #[command(flatten)]
     given: Given,
@@ -161,7 +168,36 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
     let (image, size) = (run.image.as_deref(), query.total());
     let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, image, &size).await?;
     let query = if run.flavor.is_some() { sized(query, &guest)? } else { query };
-    schedule(session, &query, &guest, &run.place, run.waiting, output).await
+    let mut volumes = Vec::new();
+    for text in &run.volume {
+        let volume = resolve_volume(&session.cloud, text).await?;
+        if guest.boot == Some(volume) || volumes.contains(&volume) {
+            return Err(Failure::usage(format!("--volume: `{text}` is named twice")));
+        }
+        volumes.push(volume);
+    }
+    let place = match volumes[..] {
+        [] => run.place,
+        _ => beside_volumes(session, &volumes, &guest, run.place).await?,
+    };
+    schedule(session, &query, &guest, &place, &volumes, run.waiting, output).await
+}
+
+/// The same place where an instance can have these volumes.
+async fn beside_volumes(
+    session: &Session,
+    volumes: &[InstanceId],
+    guest: &Guest,
+    place: Place,
+) -> Result<Place, Failure> {
+    let cloud = &session.cloud;
+    let wanted = match (&place.node, guest.boot) {
+        (Some(node), _) => Some(node_named(cloud, node).await?),
+        // It boots nowhere else.
+        (None, Some(boot)) => ec_cloud::volume(cloud, boot).await?.node,
+        (None, None) => None,
+    };
+    Ok(place.on(ec_cloud::node_with(cloud, volumes, wanted).await?))
 }
 
 /// A flavor's room for a guest: one that boots from a volume has no disk of its own.
@@ -203,6 +239,7 @@ pub(crate) async fn schedule(
     query: &ResourceQuery,
     guest: &Guest,
     place: &Place,
+    volumes: &[InstanceId],
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
@@ -227,6 +264,17 @@ pub(crate) async fn schedule(
     if output == Output::Table {
         print(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}")).map_err(requested)?;
     }
+    let patience = Patience {
+        timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)),
+        stop: stop.clone(),
+    };
+    let mut attached = Vec::new();
+    for volume in volumes {
+        let acted = volume::give(session, *volume, instance, None, &patience).await.map_err(|failure| {
+            requested(with(failure, &format!("`eschedule volume attach {volume} {instance}` tries it again")))
+        })?;
+        attached.push(acted);
+    }
     let made = Made {
         instance: Some(instance),
         node: Some(node),
@@ -240,6 +288,10 @@ pub(crate) async fn schedule(
                 outcome.map_err(|error| session.failed(error))
             }
             () = stop.cancelled() => Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
+        };
+        let outcome = match outcome {
+            Ok(status) => had(session, &patience, instance, &attached).await.map(|()| status),
+            Err(failure) => Err(failure),
         };
         match outcome {
             Ok(status) => (status.state, status.ip),
@@ -258,6 +310,19 @@ pub(crate) async fn schedule(
     output.print(&made, name, lines).map_err(requested)?;
     if stop.is_cancelled() {
         return Err(Failure { code: INTERRUPTED, message: going_on(instance) });
+    }
+    Ok(())
+}
+
+/// Waits until an instance that is up has what was given to it.
+async fn had(
+    session: &Session,
+    patience: &Patience,
+    instance: InstanceId,
+    attached: &[Acted],
+) -> Result<(), Failure> {
+    for acted in attached {
+        volume::done(session, patience, instance, acted, "attaching").await?;
     }
     Ok(())
 }

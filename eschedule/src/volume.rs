@@ -188,12 +188,8 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             let (volume, instance) =
                 (resolve_volume(cloud, &volume).await?, resolve(cloud, &instance).await?);
             let patience = Patience::new(waiting)?;
-            if let Some(node) = node_to_come_to(cloud, volume, instance, device.as_deref()).await? {
-                bring(session, volume, node, &patience, patience.timeout.unwrap_or(MOVES_WITHIN)).await?;
-            }
-            let attached = ec_cloud::attach(cloud, volume, instance, device.as_deref()).await;
-            let attached = attached.map_err(|error| session.failed(error))?;
-            done(session, &patience, instance, &attached.acted, "attaching").await?;
+            let acted = give(session, volume, instance, device.as_deref(), &patience).await?;
+            done(session, &patience, instance, &acted, "attaching").await?;
             show_asked(session, volume, output).await
         }
         VolumeCommand::Move { volume, node, waiting } => {
@@ -251,6 +247,22 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
     }
 }
 
+/// Has a volume come to an instance and asks that this has it; what there is to wait for then.
+pub(crate) async fn give(
+    session: &Session,
+    volume: InstanceId,
+    instance: InstanceId,
+    device: Option<&str>,
+    patience: &Patience,
+) -> Result<Acted, Failure> {
+    let cloud = &session.cloud;
+    if let Some(node) = node_to_come_to(cloud, volume, instance, device).await? {
+        bring(session, volume, node, patience, patience.timeout.unwrap_or(MOVES_WITHIN)).await?;
+    }
+    let attached = ec_cloud::attach(cloud, volume, instance, device).await;
+    Ok(attached.map_err(|error| session.failed(error))?.acted)
+}
+
 /// Has a volume come to a node, and waits for it.
 async fn bring(
     session: &Session,
@@ -294,7 +306,14 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
         None => None,
     };
     let labels: BTreeMap<String, String> = once_each("--label", &creating.label)?;
-    let new = NewVolume { name: Some(creating.name.clone()), size_gb: creating.size, image, node, labels };
+    let new = NewVolume {
+        name: Some(creating.name.clone()),
+        size_gb: creating.size,
+        image,
+        node,
+        labels,
+        snapshot: false,
+    };
     make(session, &new, creating.waiting, output).await
 }
 

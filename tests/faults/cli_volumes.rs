@@ -127,6 +127,49 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn an_instance_goes_where_the_volumes_lie_that_it_is_to_have() -> Result<()> {
+    let control = Control::start().await?;
+    let [here, there] = [control.node("h1", true, SOME).await?, control.node("h2", true, SOME).await?];
+    let mut volumes = Vec::new();
+    for (name, node, id) in [("a", "h2", there), ("b", "h2", there), ("far", "h1", here)] {
+        volumes.push(made(&control, id, &[name, "--size", "1", "--node", node]).await?);
+    }
+    let run = |arguments: &[&str]| {
+        let query = ["run", "db", "--query", TINY];
+        control.eschedule(&[&query, arguments].concat())
+    };
+    for (arguments, code, wanted) in [
+        (&["--volume", "none"][..], 1, "no volume of project"),
+        (&["--volume", "a", "--volume", "a"], 2, "named twice"),
+        (&["--volume", "a", "--volume", "far"], 1, "share no storage"),
+        (&["--volume", "a", "--node", "h1"], 1, "share no storage"),
+    ] {
+        let output = run(arguments)?;
+        let text = String::from_utf8_lossy(&output.stderr).into_owned();
+        ensure!(output.status.code() == Some(code) && text.contains(wanted), "{arguments:?}: {output:?}");
+    }
+    assert_eq!(control.count("instances/").await?, 3);
+    let dry = run(&["--volume", "a", "--dry-run"])?;
+    let told = String::from_utf8_lossy(&dry.stdout).into_owned();
+    ensure!(dry.status.success() && told.contains(&there.to_string()), "{dry:?}");
+
+    let made = run(&["--volume", "a", "--volume", "b", "-o", "json"])?;
+    ensure!(made.status.success(), "{made:?}");
+    let made: Value = serde_json::from_slice(&made.stdout)?;
+    assert_eq!(made["node"], there.to_string());
+    let instance: InstanceId = made["instance"].as_str().context("it has a uuid")?.parse()?;
+    let has = |volume: InstanceId, device: &str| Attachment { volume, device: device.to_owned() };
+    let wanted = [has(volumes[0], "vdb"), has(volumes[1], "vdc")];
+    assert_eq!(control.record(instance).await?.context("it is there")?.volumes, wanted);
+    assert_eq!(control.request(there, instance).await?.context("it is asked for")?.volumes, wanted);
+    // Another cannot have one of them, and nothing is claimed for it.
+    let output = control.eschedule(&["run", "other", "--query", TINY, "--volume", "b"])?;
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("has volume"), "{output:?}");
+    assert_eq!(control.count("instances/").await?, 4);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn of_many_who_want_a_volume_one_has_it_and_nobody_deletes_it_meanwhile() -> Result<()> {
     let control = Control::start().await?;
     let node = control.node("h1", true, SOME).await?;

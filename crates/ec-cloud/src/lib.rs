@@ -87,7 +87,7 @@ pub use lookup::{
     Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, resolve_name, standing,
 };
 pub use members::{Membership, ROOT};
-pub use moving::{move_volume, node_to_come_to};
+pub use moving::{move_volume, node_to_come_to, node_with};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

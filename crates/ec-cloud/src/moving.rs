@@ -40,7 +40,17 @@ pub async fn node_to_come_to(
     if disk.node == machine.node || kind_of(&machine) == Some(Workload::Volume) {
         return Ok(None);
     }
+    let refused = |why: String| {
+        CloudError::Refused(format!("cannot attach volume {volume} to instance {}: {why}", machine.instance))
+    };
     let (from, to) = (storage_of(cloud, disk.node).await?, storage_of(cloud, machine.node).await?);
+    // What storage a node has is told by its agent.
+    if !disk.node_alive && to.is_some() {
+        return Err(refused(format!(
+            "node {} has it, and is not alive to hand it over; once its agent is there again, ask again",
+            disk.node
+        )));
+    }
     let is_shared = from.is_some_and(|(_, from)| to.is_some_and(|(_, to)| from == to));
     if !is_shared {
         return Ok(None);
@@ -48,10 +58,43 @@ pub async fn node_to_come_to(
     // It stays where it is when it came for nothing.
     let (record, order) = docs(&machine)?;
     let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
-    volumes::taken_as(sides, device).map_err(|why| {
-        CloudError::Refused(format!("cannot attach volume {volume} to instance {}: {why}", machine.instance))
-    })?;
+    volumes::taken_as(sides, device).map_err(refused)?;
     Ok(Some(machine.node))
+}
+
+/// The node where an instance is to be placed that is to have these volumes: that of the first, or this one; none where it is all the
+/// same.
+///
+/// # Errors
+/// There is no such volume; [`CloudError::Refused`]: another has it, or they cannot all come to one node.
+pub async fn node_with(
+    cloud: &Cloud,
+    volumes: &[InstanceId],
+    wanted: Option<NodeId>,
+) -> CloudResult<Option<NodeId>> {
+    let mut node = wanted;
+    for volume in volumes {
+        let disk = known_volume(cloud, *volume).await?;
+        refuse_attached(cloud, &disk).await?;
+        let (record, order) = docs(&disk)?;
+        let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
+        let refused =
+            |why: String| CloudError::Refused(format!("no instance can have volume {volume} now: {why}"));
+        volumes::givable(sides).map_err(refused)?;
+        let here = *node.get_or_insert(disk.node);
+        if here == disk.node {
+            continue;
+        }
+        let (from, to) = (storage_of(cloud, disk.node).await?, storage_of(cloud, here).await?);
+        if !from.is_some_and(|(_, from)| to.is_some_and(|(_, to)| from == to)) {
+            return Err(refused(format!(
+                "it lies with node {}, and does not come to {here}: they share no storage, or one of them is not alive",
+                disk.node
+            )));
+        }
+        volumes::movable(sides).map_err(refused)?;
+    }
+    Ok(node)
 }
 
 /// The node that had a volume which came, or is to come, from another.

@@ -106,9 +106,12 @@ pub fn boot(volume: Sides<'_>, project: &str) -> Result<(), String> {
 }
 
 /// Why a volume is given to nobody, as it was made and is asked for now.
-fn givable(volume: Sides<'_>) -> Result<(), String> {
-    if volume.record.spec.image.is_of_several() {
-        return Err("it is a snapshot of several disks: make volumes of what is in it".to_owned());
+///
+/// # Errors
+/// That.
+pub fn givable(volume: Sides<'_>) -> Result<(), String> {
+    if volume.record.spec.is_snapshot() {
+        return Err("it is a snapshot, and stays as it was made: make volumes of what is in it".to_owned());
     }
     if is_to_be_made_anew(volume.request, volume.status) {
         return Err("the volume is being made anew; ask again when that is done".to_owned());
