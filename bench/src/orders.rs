@@ -65,6 +65,7 @@ impl<'a> Orders<'a> {
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
+                snapshot: false,
             }),
             project: "default".to_owned(),
             user: "default".to_owned(),

@@ -347,6 +347,7 @@ fn spec() -> Result<Spec> {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
+        snapshot: false,
     })
 }
 

@@ -51,7 +51,7 @@ fn record() -> Instance {
         "spec": {
             "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "keys": ["k"],
             "metadata": {"a": "b"},
-            "user_data_bytes": 1, "token_required": true,
+            "user_data_bytes": 1, "token_required": true, "snapshot": true,
         },
         "power": {"power": "running", "generation": 1, "grace_seconds": 1, "anew": true},
         "before": {"query": "q", "resources": {"VCPU": 1}},
@@ -113,6 +113,7 @@ pub(crate) fn volume() -> VolumeView {
         status: "error".to_owned(),
         size_gb: Some(1),
         node: None,
+        node_alive: true,
         instance: None,
         device: None,
         image: None,
@@ -123,6 +124,7 @@ pub(crate) fn volume() -> VolumeView {
         labels: BTreeMap::new(),
         created_at: None,
         reason: None,
+        doing: Some("d".to_owned()),
         locked: Some(String::new()),
     }
 }

@@ -132,17 +132,22 @@ pub(crate) fn healed(output: Output, list: &[Healed]) -> Result<(), Failure> {
 
 /// The reason, and before it that nobody keeps it up to date.
 fn reason(view: &View) -> String {
-    dead(view).into_iter().chain(view.reason.as_deref()).collect::<Vec<_>>().join("; ")
+    told(is_dead(view), [&view.reason, &None])
 }
 
 /// The same, and behind it what is done about it.
 pub(crate) fn reason_and_doing(view: &View) -> String {
-    let told = [view.reason.as_deref(), view.doing.as_deref()];
-    dead(view).into_iter().chain(told.into_iter().flatten()).collect::<Vec<_>>().join("; ")
+    told(is_dead(view), [&view.reason, &view.doing])
 }
 
-fn dead(view: &View) -> Option<&'static str> {
-    (view.node.is_some() && !view.node_alive).then_some("its node is not alive")
+fn is_dead(view: &View) -> bool {
+    view.node.is_some() && !view.node_alive
+}
+
+/// What there is to say of something, first that nobody is at it.
+fn told(is_dead: bool, told: [&Option<String>; 2]) -> String {
+    let told = told.into_iter().flatten().map(String::as_str);
+    is_dead.then_some("its node is not alive").into_iter().chain(told).collect::<Vec<_>>().join("; ")
 }
 
 /// Why something is locked, or that it is.

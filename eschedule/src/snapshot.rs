@@ -118,6 +118,7 @@ pub(crate) async fn snapshot(
                 image: Some(snapshot_of(cloud, instance).await?),
                 node: None,
                 labels: once_each("--label", &label)?,
+                snapshot: true,
             };
             make(session, &new, waiting, output).await
         }

@@ -136,6 +136,7 @@ pub(crate) async fn read(
         image,
         boot,
         token_required: given.require_token || defaults.require_token,
+        snapshot: false,
         labels: once_each("--label", &given.traits.label)?,
         metadata: once_each("--meta", &given.traits.meta)?,
         restart: given.traits.restart.map(Into::into).unwrap_or_default(),

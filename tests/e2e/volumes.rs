@@ -298,6 +298,10 @@ async fn an_image_is_made_of_a_disk_under_its_guest_and_killed_in_the_middle_lea
     guest.stack.until_exactly_with(&[guest.instance], &[data]).await?;
     assert_eq!(fs::read_dir(&store)?.count(), 1);
     guest.asks(&["image", "add", "filled", "volume:data"])?;
+    let output = guest.stack.eschedule(&["image", "add", "alone", "instance:web"])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success() && said.contains(&format!("on its volumes ({data})")), "{said}");
+    guest.asks(&["image", "delete", "alone"])?;
     let filled =
         id(&guest
             .volume(&["create", "filled", "--size", "2", "--image", "filled", "--for", "web", "--wait"])?)?;
@@ -383,8 +387,8 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     assert_eq!(guest.boot().await?, boot, "it was not started anew");
 
     // Its disks are of one moment, and nothing changes them any more.
-    guest.refused(&["volume", "attach", "snap", "web"], "a snapshot of several disks")?;
-    guest.refused(&["volume", "extend", "snap", "3"], "a snapshot of several disks")?;
+    guest.refused(&["volume", "attach", "snap", "web"], "it is a snapshot")?;
+    guest.refused(&["volume", "extend", "snap", "3"], "it is a snapshot")?;
     guest.refused(&["snapshot", "delete", "data"], "no snapshot of an instance")?;
     guest.refused(&["volume", "restore", "data", "volume:snap/data"], "is not stopped")?;
     id(&guest.volume(&["create", "first", "--size", "1", "--image", "volume:snap", "--wait"])?)?;

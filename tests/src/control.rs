@@ -208,6 +208,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,
             token_required: false,
+            snapshot: false,
         },
         power: ec_model::PowerWish::default(),
         restart: ec_model::Restart::No,

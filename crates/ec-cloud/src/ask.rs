@@ -43,6 +43,8 @@ pub struct Guest {
     pub boot: Option<InstanceId>,
     /// Whether metadata is given only with a token.
     pub token_required: bool,
+    /// Whether it is a volume that stays as it is made.
+    pub snapshot: bool,
     /// What its user tells it apart by.
     pub labels: BTreeMap<String, String>,
     /// What it is told of itself in its user's words.
@@ -310,6 +312,7 @@ impl<'a> Wanted<'a> {
             metadata: guest.metadata.clone(),
             user_data_bytes: guest.user_data.as_ref().map(|data| data.0.len() as u64),
             token_required: guest.token_required,
+            snapshot: guest.snapshot,
         }
     }
 }

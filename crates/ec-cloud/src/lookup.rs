@@ -608,6 +608,13 @@ impl View {
                 "{how}: `eschedule resize --confirm` keeps it, `eschedule resize --revert` goes back"
             ))
         });
+        // Of a machine that is told where it is looked at alone.
+        let rebuilt = status.rebuilt.as_ref().filter(|_| record.kind == Workload::Volume);
+        let not_anew = rebuilt
+            .filter(|was| request.rebuild.as_ref().is_some_and(|wish| wish.wished_at == was.wished_at))
+            .and_then(|was| was.failed.as_ref())
+            .map(|why| format!("it could not be made anew, and has its old disk: {why}"));
+        let reason = reason.or(not_anew);
         Self { state: state.to_string(), reason, ..self }
     }
 

@@ -62,6 +62,8 @@ pub struct NewVolume {
     pub node: Option<NodeId>,
     /// What its user tells it apart by.
     pub labels: BTreeMap<String, String>,
+    /// Whether it is a snapshot, and stays as it is made.
+    pub snapshot: bool,
 }
 
 /// What people and scripts see of a volume.
@@ -77,6 +79,8 @@ pub struct VolumeView {
     pub size_gb: Option<u64>,
     /// The node on whose storage it lies.
     pub node: Option<NodeId>,
+    /// Whether that node's agent is alive.
+    pub node_alive: bool,
     /// The machine that has it, or is about to.
     pub instance: Option<InstanceId>,
     /// What that machine's domain calls it.
@@ -85,7 +89,7 @@ pub struct VolumeView {
     pub image: Option<String>,
     /// The volume, or the instance, of whose disk it was made a copy.
     pub copy_of: Option<InstanceId>,
-    /// Whether it is a snapshot: a copy of that instance's own disk.
+    /// Whether it is a snapshot of that instance, and stays as it was made.
     pub snapshot: bool,
     /// The volumes that were copied at the same moment as the disk of that instance, and lie beside it.
     pub beside: Vec<InstanceId>,
@@ -97,6 +101,9 @@ pub struct VolumeView {
     pub created_at: Option<Timestamp>,
     /// Why it is so.
     pub reason: Option<String>,
+    /// What its agent is about with it, or waits for.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub doing: Option<String>,
     /// Why nothing is done to it; left out where it is not locked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locked: Option<String>,
@@ -169,6 +176,7 @@ pub(crate) async fn make_volume(
         naming: new.name.clone().map_or(Naming::None, Naming::Name),
         image,
         labels: new.labels.clone(),
+        snapshot: new.snapshot,
         ..Guest::default()
     };
     schedule(cloud, &Wanted::new(ask, &guest)?, stop).await
@@ -822,16 +830,18 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         status: status.to_owned(),
         size_gb: view.resources.get(DISK).copied(),
         node: view.node,
+        node_alive: view.node_alive,
         instance,
         device,
         image: image.map(|image| image.name.clone().unwrap_or_else(|| image.told().to_owned())),
         copy_of: copied.as_ref().map(|copied| copied.disk),
-        snapshot: copied.as_ref().is_some_and(|copied| copied.kind == Workload::Machine),
+        snapshot: record.is_some_and(|record| record.spec.is_snapshot()),
         beside: copied.map(|copied| copied.beside).unwrap_or_default(),
         project: view.project,
         labels: view.labels,
         created_at: view.created_at,
         reason: view.reason,
+        doing: view.doing,
         locked: record.and_then(|record| record.locked.clone()),
     }
 }

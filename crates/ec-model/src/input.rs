@@ -387,6 +387,7 @@ mod tests {
                 metadata: std::collections::BTreeMap::new(),
                 user_data_bytes: None,
                 token_required: false,
+                snapshot: false,
             };
             Request {
                 instance: "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap(),

@@ -184,6 +184,7 @@ fn of_request(request: &Request) -> Instance {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
+        snapshot: false,
     };
     Instance {
         instance: request.instance,

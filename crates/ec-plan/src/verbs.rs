@@ -268,8 +268,8 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             }
             return Verdict::Do(Wish::Set(change.clone()));
         }
-        (Verb::Resize(_) | Verb::Rebuild(_), None) if instance.spec.image.is_of_several() => {
-            return Verdict::Refuse("it is a snapshot of several disks, and stays as it was made".to_owned());
+        (Verb::Resize(_) | Verb::Rebuild(_), None) if instance.spec.is_snapshot() => {
+            return Verdict::Refuse("it is a snapshot, and stays as it was made".to_owned());
         }
         (Verb::Rebuild(Some(image)), None) if instance.kind == Workload::Volume => {
             return match there(status) {

@@ -352,6 +352,7 @@ pub(crate) async fn place(
         image: if boot.is_some() { ImageRef::default() } else { an_image(world) },
         boot,
         token_required: false,
+        snapshot: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),
         restart,

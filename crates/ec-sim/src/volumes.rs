@@ -220,7 +220,7 @@ pub(crate) async fn snapshot(
         {
             world.judge(|referee, _| referee.snapshot_asked(&status, &of));
         }
-        let new = NewVolume { image: Some(image), ..NewVolume::default() };
+        let new = NewVolume { image: Some(image), snapshot: true, ..NewVolume::default() };
         create_volume(cloud, &new, stop).await
     };
     answered(world, actor, made.await)

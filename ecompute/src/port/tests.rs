@@ -186,6 +186,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: None,
             token_required: false,
+            snapshot: false,
         }),
         access: None,
         request_id: None,

@@ -249,7 +249,7 @@ impl Making<'_> {
         let mut labels = wish.labels.clone();
         labels.insert(STACK.to_owned(), self.of.stack.to_owned());
         let (name, size_gb, image) = (Some(wish.name.clone()), wish.size_gb, wish.image.clone());
-        let new = NewVolume { name, size_gb, image, node, labels };
+        let new = NewVolume { name, size_gb, image, node, labels, snapshot: false };
         for _ in 0..LOOKS {
             match create_volume(cloud, &new, self.stop).await {
                 Err(CloudError::Taken { name, .. })

@@ -6,9 +6,9 @@ use ec_cloud::{Bytes, Cloud, CloudError, Facts, NewImage, NewVolume, Upload};
 use ec_image::{
     ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
 };
-use ec_model::{Image, ImageRef};
+use ec_model::{Image, ImageRef, Workload};
 use ec_runtime::{
-    exit::{FAILED, Failure, INTERRUPTED, UNREACHABLE, chain},
+    exit::{FAILED, Failure, INTERRUPTED, UNREACHABLE, chain, tell},
     shutdown_on_signals,
 };
 use tokio::{
@@ -86,6 +86,24 @@ impl Sender {
     }
 }
 
+/// Says which volumes of an instance are not in an image of its disk.
+async fn tell_left_out(session: &Session, of: &ImageRef) {
+    let Some(copied) = of.copied().filter(|of| of.kind == Workload::Machine && of.beside.is_empty()) else {
+        return;
+    };
+    // Whether it can be copied is said by who does that.
+    let Ok(all) = ec_cloud::snapshot_of(&session.cloud, copied.disk).await else { return };
+    let beside: Vec<_> = all.copied().into_iter().flat_map(|all| all.beside).collect();
+    if !beside.is_empty() {
+        let volumes: Vec<_> = beside.iter().map(ToString::to_string).collect();
+        tell(&format!(
+            "eschedule: the image has the disk of {} alone, and not what is on its volumes ({}): `eschedule snapshot create` copies all of one moment, of each of which an image can be made",
+            copied.disk,
+            volumes.join(", ")
+        ));
+    }
+}
+
 /// Makes an image of what is sent. Where that fails, or is interrupted, nothing is left of it.
 pub(super) async fn send(
     session: &Session,
@@ -104,6 +122,10 @@ pub(super) async fn send(
         let new = NewVolume { size_gb: *size_gb, image: Some(of.clone()), ..NewVolume::default() };
         ec_cloud::room_of(cloud, &new).await.map_err(|error| session.failed(error))?;
     }
+    let copied = match &from {
+        From::Disk(of, _) => Some(of.clone()),
+        From::Here(_) => None,
+    };
     let place = Bytes::Sent { store: store.url().to_owned() };
     let is_whole = async |image: &Image| is_whole(session, image).await;
     let mut upload = ec_cloud::add_image(cloud, new, place, is_whole, remove).await?;
@@ -129,7 +151,12 @@ pub(super) async fn send(
     shown.finish();
     let failure = match outcome {
         Ok(facts) => match upload.finish(cloud, facts).await {
-            Ok(image) => return Ok(image),
+            Ok(image) => {
+                if let Some(of) = copied {
+                    tell_left_out(session, &of).await;
+                }
+                return Ok(image);
+            }
             // Whatever came is nobody's now.
             Err(error @ CloudError::Busy(_)) => error.into(),
             // It may be written all the same. If not, nobody takes away what is whole but who says so.

@@ -3,7 +3,7 @@
 use ec_cloud::VolumeView;
 use ec_runtime::exit::Failure;
 
-use super::{List, locked, or_dash, row, table, trimmed};
+use super::{List, locked, or_dash, row, table, told, trimmed};
 use crate::{cli::Output, volume::called};
 
 /// A list of volumes.
@@ -23,7 +23,7 @@ pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Fail
                     or_dash(view.size_gb.map(|size| size.to_string())),
                     or_dash(view.instance.map(|instance| instance.to_string())),
                     or_dash(view.device.clone()),
-                    view.reason.clone().unwrap_or_default(),
+                    why(view),
                 ]);
             }
             list.text()
@@ -50,12 +50,17 @@ pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView]) -> Result<(), 
                     or_dash(view.copy_of.map(|instance| instance.to_string())),
                     (1 + view.beside.len()).to_string(),
                     or_dash(view.created_at.map(|at| at.to_string())),
-                    view.reason.clone().unwrap_or_default(),
+                    why(view),
                 ]);
             }
             list.text()
         },
     )
+}
+
+/// Why it is so, and what is done about it.
+fn why(view: &VolumeView) -> String {
+    told(view.node.is_some() && !view.node_alive, [&view.reason, &view.doing])
 }
 
 /// One volume.
@@ -72,12 +77,15 @@ fn lines(view: &VolumeView) -> String {
     if let Some(reason) = &view.reason {
         row("reason", reason.clone());
     }
+    if let Some(doing) = &view.doing {
+        row("doing", doing.clone());
+    }
     if let Some(reason) = &view.locked {
         row("locked", locked(reason));
     }
     row("size", or_dash(view.size_gb.map(|size| format!("{size} GB"))));
     if let Some(node) = view.node {
-        row("node", node.to_string());
+        row("node", if view.node_alive { node.to_string() } else { format!("{node} (not alive)") });
     }
     if let Some(instance) = view.instance {
         row("instance", format!("{instance} as {}", view.device.as_deref().unwrap_or("-")));

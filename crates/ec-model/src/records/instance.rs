@@ -106,6 +106,16 @@ pub struct Spec {
     /// Whether the metadata service answers this guest only with a token (as EC2's IMDSv2 where it is required).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub token_required: bool,
+    /// Whether it is a snapshot of an instance: a volume that stays as it was made.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub snapshot: bool,
+}
+
+impl Spec {
+    /// Whether it is a volume that stays as it was made. That of several disks was one before there was a word for it.
+    pub fn is_snapshot(&self) -> bool {
+        self.snapshot || self.image.is_of_several()
+    }
 }
 
 /// What the URL of a copy begins with, before the uuid of the disk.

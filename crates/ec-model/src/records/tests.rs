@@ -15,6 +15,7 @@ fn spec() -> Spec {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: Some(3),
         token_required: false,
+        snapshot: false,
     }
 }
 

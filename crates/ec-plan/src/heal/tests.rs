@@ -44,6 +44,7 @@ fn record() -> Instance {
             metadata: std::collections::BTreeMap::new(),
             user_data_bytes: Some(3),
             token_required: false,
+            snapshot: false,
         },
         power: PowerWish { power: Power::Stopped, generation: 5, grace_seconds: 9, anew: true },
         assigned: Some(Assigned { node: node(1), epoch: 2 }),

@@ -584,7 +584,7 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     snapshot.spec.image = ImageRef::copy_of(&several);
     for verb in [anew, Verb::Resize(extent(9))] {
         let refused = judge(&verb, &snapshot, &order, Some(&told));
-        assert!(matches!(refused, Verdict::Refuse(why) if why.contains("several disks")));
+        assert!(matches!(refused, Verdict::Refuse(why) if why.contains("it is a snapshot")));
     }
     assert_eq!(asked(&Verb::Rename("data".into())), Verdict::Do(Wish::Name("data".into())));
     assert_eq!(asked(&Verb::Lock(String::new())), Verdict::Do(Wish::Locked(Some(String::new()))));

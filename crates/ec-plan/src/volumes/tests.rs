@@ -111,14 +111,19 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
         let copied = CopyOf { beside: vec![id(7)], ..CopyOf::disk(Workload::Machine, id(MACHINE)) };
         one.record.spec.image = ImageRef::copy_of(&copied);
     };
-    refused(attached(&volume().with(several), &machine(), None), "a snapshot of several disks");
+    refused(attached(&volume().with(several), &machine(), None), "it is a snapshot");
     let single = |one: &mut One| {
         one.record.spec.image = ImageRef::copy_of(&CopyOf::disk(Workload::Machine, id(MACHINE)));
     };
     assert!(
         attached(&volume().with(single), &machine(), None).is_ok(),
-        "of one disk it is a volume as others"
+        "a copy of an instance's disk is a volume as others"
     );
+    let snapshot = |one: &mut One| {
+        single(one);
+        one.record.spec.snapshot = true;
+    };
+    refused(attached(&volume().with(snapshot), &machine(), None), "it is a snapshot");
     let stamp = |second| jiff::Timestamp::from_second(second).unwrap();
     let anew = |told: Option<i64>| {
         move |one: &mut One| {

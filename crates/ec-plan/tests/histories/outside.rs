@@ -260,6 +260,7 @@ pub(crate) fn spec(metadata: u8, size: Size) -> Spec {
         metadata: items.into_iter().collect(),
         user_data_bytes: None,
         token_required: false,
+        snapshot: false,
     }
 }
 

@@ -198,8 +198,7 @@ impl Wish {
         if self.record[0].kind != Workload::Volume {
             return None;
         }
-        let is_several = self.record[0].spec.image.is_of_several();
-        if is_several && (was.rebuild != is.rebuild || was.resize != is.resize) {
+        if self.record[0].spec.is_snapshot() && (was.rebuild != is.rebuild || was.resize != is.resize) {
             return Some("which is a snapshot, and never changes");
         }
         (was.power != is.power || was.rescue != is.rescue).then_some("which is a volume")

@@ -185,6 +185,7 @@ async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothi
         image: ImageRef::at("file:///x"),
         boot: None,
         token_required: false,
+        snapshot: false,
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),
         restart: ec_model::Restart::No,

@@ -204,6 +204,26 @@ async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_volume_that_could_not_be_made_anew_is_told_so_until_it_is_asked_for_again() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let volume = world.volume("data").await;
+    let (asked, told) = (world.keys.request(node(0), volume), world.keys.status(node(0), volume));
+    let wished_at = Timestamp::now();
+    let mut request: Request = decode(&world.under(&asked)[0].value).unwrap();
+    let mut status: Status = decode(&world.under(&told)[0].value).unwrap();
+    request.rebuild = Some(ec_model::Rebuild { wished_at, before: None });
+    status.rebuilt = Some(ec_model::Rebuilt { wished_at, failed: Some("no such image".to_owned()) });
+    memory.txn(Txn::new().put(asked.clone(), encode(&request)).put(told, encode(&status))).await.unwrap();
+    let view = crate::volume(&cloud, volume).await.unwrap();
+    assert!(view.reason.as_ref().unwrap().contains("has its old disk: no such image"), "{view:?}");
+    assert_eq!(crate::volumes(&cloud).await.unwrap(), [view]);
+    request.rebuild = Some(ec_model::Rebuild { wished_at: Timestamp::now(), before: None });
+    memory.txn(Txn::new().put(asked, encode(&request))).await.unwrap();
+    assert_eq!(crate::volume(&cloud, volume).await.unwrap().reason, None);
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in_use() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (cloud, memory) = (world.cloud(), &world.etcd.memory);

@@ -20,6 +20,7 @@ fn wished(claimed: u64) -> (Told, Vec<Command>) {
         metadata: std::collections::BTreeMap::new(),
         user_data_bytes: None,
         token_required: false,
+        snapshot: false,
     };
     let resize = Some(Resize { wished_at: Timestamp::UNIX_EPOCH });
     let before = (*requested(Desired::Active).record.unwrap()).clone();
