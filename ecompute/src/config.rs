@@ -301,7 +301,8 @@ impl Settings {
                 note(format!("images.local: `{}` is not an absolute path below /", path.display()));
             }
         }
-        let images_store = file.images.store.clone().unwrap_or_default();
+        let mut images_store = file.images.store.clone().unwrap_or_default();
+        images_store.url.get_or_insert_with(|| StoreSection::DEFAULT_URL.to_owned());
         let mut images_local = file.images.local.clone();
         match images_store.check() {
             Ok(()) => images_local.extend(images_store.directory()),

@@ -118,6 +118,7 @@ pub(crate) fn volume() -> VolumeView {
         device: None,
         image: None,
         copy_of: None,
+        copy_of_kind: None,
         snapshot: true,
         beside: Vec::new(),
         project: None,

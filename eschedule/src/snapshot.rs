@@ -7,6 +7,7 @@ use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
     CloudError, NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot, snapshot_of,
 };
+use ec_model::{CopyOf, ImageRef, Workload};
 use ec_plan::verbs::Verb;
 use ec_runtime::exit::{Failure, tell};
 
@@ -17,13 +18,14 @@ use crate::{
     output,
     shown::Shown,
     spec::once_each,
-    volume::{called, delete, make, named, tell_acted},
+    volume::{called, delete, make, named, remake, tell_acted},
 };
 
 pub(crate) const EXAMPLES: &str = "\
 A snapshot lies beside the instance, on the storage of its node, and outlives it. It has all disks of the instance as they are at one
 moment, though the instance goes on; where its guest has an agent, its file systems are at rest then. It is a volume, is claimed
-as one, and nothing changes it any more.
+as one, and nothing changes it any more. `eschedule volume snapshot` makes one of a volume alone, which is restored by the same command,
+while no instance runs with that.
 
 Examples:
   eschedule snapshot create db before-upgrade --wait
@@ -64,7 +66,7 @@ pub(crate) enum SnapshotCommand {
         #[arg(value_name = "SNAPSHOT", value_parser = NonEmptyStringValueParser::new())]
         snapshot: String,
     },
-    /// Make an instance's disk, and the volumes that it still has, anew as they were; what was written since goes
+    /// Make an instance's disk, and the volumes that it still has, or a volume, anew as they were; what was written since goes
     ///
     /// A running instance is stopped for it and started again; till all its disks are as they were it is locked. Volumes that it had
     /// then and has no more stay as they are, which is told. Where this is broken off, run it again.
@@ -152,16 +154,19 @@ async fn known(session: &Session, text: &str) -> Result<VolumeView, Failure> {
     if view.snapshot {
         return Ok(view);
     }
-    Err(Failure::failed(format!(
-        "`{text}` is a volume, and no snapshot of an instance: see `eschedule volume`"
-    )))
+    Err(Failure::failed(format!("`{text}` is a volume, and no snapshot: see `eschedule volume`")))
 }
 
 async fn restore(session: &Session, restoring: &Restore, output: Output) -> Result<(), Failure> {
     let patience = Patience::new(Waiting { wait: true, timeout: restoring.timeout })?;
     let view = known(session, &restoring.snapshot).await?;
-    let cost = "what its instance wrote since would be lost";
+    let cost = "what was written since would be lost";
     named(session, &restoring.snapshot, view.volume, view.name.as_deref(), cost)?;
+    if let (Some(volume), Some(Workload::Volume)) = (view.copy_of, view.copy_of_kind) {
+        let copy = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
+        remake(session, volume, &copy, &patience).await?;
+        return output::volume(output, &view);
+    }
     let shown = RefCell::new(None::<Shown>);
     let told = |what: Restoring<'_>| match what {
         Restoring::Asks(_, verb) => *shown.borrow_mut() = Some(Shown::new(doing(verb))),

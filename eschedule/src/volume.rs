@@ -7,7 +7,7 @@ use ec_cloud::{
     Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, move_volume, node_named,
     node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
 };
-use ec_model::{InstanceId, NodeId, OF_VOLUME};
+use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -100,7 +100,6 @@ pub(crate) enum VolumeCommand {
         waiting: Waiting,
     },
     /// Make a volume that is a copy of another as it is now, also while an instance writes it; as `create --copy-of`
-    #[command(visible_alias = "snapshot")]
     Clone {
         /// What is copied: its name, its uuid, or the beginning of that
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
@@ -110,6 +109,16 @@ pub(crate) enum VolumeCommand {
         /// How large, in GiB [default: as what it is a copy of]
         #[arg(long, value_name = "GB", allow_negative_numbers = true)]
         size: Option<u64>,
+        #[command(flatten)]
+        waiting: Waiting,
+    },
+    /// Make a snapshot of a volume as it is now, also while an instance writes it: a copy that nothing changes (`eschedule snapshot`)
+    Snapshot {
+        /// What is copied: its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// What the snapshot shall be called
+        name: String,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -173,7 +182,7 @@ pub(crate) struct Creating {
 impl VolumeCommand {
     /// Whether it takes back, when it is interrupted, what it began with.
     pub(crate) const fn is_long(&self) -> bool {
-        matches!(self, Self::Create(_) | Self::Clone { .. })
+        matches!(self, Self::Create(_) | Self::Clone { .. } | Self::Snapshot { .. })
     }
 }
 
@@ -232,19 +241,35 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
                 NewVolume { name: Some(name), size_gb: size, image: Some(image), ..NewVolume::default() };
             make(session, &new, waiting, output).await
         }
+        VolumeCommand::Snapshot { volume, name, waiting } => {
+            let image = image_ref(session, &format!("{OF_VOLUME}{volume}"), None).await?;
+            let new =
+                NewVolume { name: Some(name), image: Some(image), snapshot: true, ..NewVolume::default() };
+            make(session, &new, waiting, output).await
+        }
         VolumeCommand::Restore { volume, of, waiting } => {
             let volume = certain(session, &volume).await?;
             let image = image_ref(session, &of, None).await?;
             let patience = Patience::new(waiting)?;
-            let acted = ec_cloud::restore_volume(cloud, volume, &image).await;
-            let acted = acted.map_err(|error| session.failed(error))?;
-            done(session, &patience, volume, &acted, "restoring").await?;
+            remake(session, volume, &image, &patience).await?;
             show_asked(session, volume, output).await
         }
         VolumeCommand::Delete { volumes, waiting } => {
             delete(session, "VOLUME", &volumes, waiting, output).await
         }
     }
+}
+
+/// Has a volume be made anew of this.
+pub(crate) async fn remake(
+    session: &Session,
+    volume: InstanceId,
+    of: &ImageRef,
+    patience: &Patience,
+) -> Result<(), Failure> {
+    let acted = ec_cloud::restore_volume(&session.cloud, volume, of).await;
+    let acted = acted.map_err(|error| session.failed(error))?;
+    done(session, patience, volume, &acted, "restoring").await
 }
 
 /// Has a volume come to an instance and asks that this has it; what there is to wait for then.

@@ -389,7 +389,7 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     // Its disks are of one moment, and nothing changes them any more.
     guest.refused(&["volume", "attach", "snap", "web"], "it is a snapshot")?;
     guest.refused(&["volume", "extend", "snap", "3"], "it is a snapshot")?;
-    guest.refused(&["snapshot", "delete", "data"], "no snapshot of an instance")?;
+    guest.refused(&["snapshot", "delete", "data"], "is a volume, and no snapshot")?;
     guest.refused(&["volume", "restore", "data", "volume:snap/data"], "is not stopped")?;
     id(&guest.volume(&["create", "first", "--size", "1", "--image", "volume:snap", "--wait"])?)?;
     id(&guest.volume(&["create", "second", "--size", "1", "--image", "volume:snap/data", "--wait"])?)?;

@@ -96,7 +96,7 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         // Its uuid may be all that somebody has of a volume.
         (&["explain", &data.to_string()], 1, "`eschedule volume show"),
         (&["set", &data.to_string(), "--meta", "a=b"], 1, "it is a volume"),
-        (&["snapshot", "create", &data.to_string(), "x"], 1, "`eschedule volume clone`"),
+        (&["snapshot", "create", &data.to_string(), "x"], 1, "`eschedule volume snapshot`"),
         (&[TINY, "volume:data"], 2, "which has 5"),
     ] {
         let output = control.eschedule(arguments)?;
@@ -124,6 +124,43 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     control.done(&["rename", &data.to_string(), "kept"])?;
     assert_eq!(json(&control, &["show", "kept"])?["name"], "kept");
     refused(&control, &["show", "data"], 1, "no volume of project")
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_snapshot_of_a_volume_stays_as_it_was_made_and_is_what_it_is_restored_from() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("h1", true, SOME).await?;
+    let data = made(&control, node, &["data", "--size", "2"]).await?;
+    runs(&control, node, "web").await?;
+    let snap = id(&json(&control, &["snapshot", "data", "before"])?)?;
+    control.status(node, snap, State::Active, None).await?;
+    let shown: Value = serde_json::from_str(&control.done(&["snapshot", "show", "before", "-o", "json"])?)?;
+    assert_eq!((&shown["snapshot"], &shown["size_gb"]), (&true.into(), &2.into()), "{shown}");
+    assert_eq!(shown["copy_of"], data.to_string());
+    assert_eq!(control.done(&["snapshot", "list", "-o", "name"])?, "before\n");
+    for arguments in
+        [&["attach", "before", "web"][..], &["extend", "before", "3"], &["restore", "before", "volume:data"]]
+    {
+        refused(&control, arguments, 1, "it is a snapshot")?;
+    }
+    let boots = ["run", "x", "--query", "resources=VCPU:1,MEMORY_MB:128", "--boot-volume", "before"];
+    let output = control.eschedule(&boots)?;
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("it is a snapshot"), "{output:?}");
+    // A clone is a volume as others.
+    let copy = id(&json(&control, &["clone", "data", "copy"])?)?;
+    control.status(node, copy, State::Active, None).await?;
+    control.done(&["volume", "attach", "copy", "web"])?;
+    let none = control.eschedule(&["snapshot", "restore", "copy"])?;
+    ensure!(String::from_utf8_lossy(&none.stderr).contains("and no snapshot"), "{none:?}");
+
+    let before = control.request(node, data).await?.context("it is asked for")?.rebuild;
+    let output = control.eschedule(&["snapshot", "restore", "before", "--timeout", "1"])?;
+    ensure!(String::from_utf8_lossy(&output.stderr).contains("not done after 1 s"), "{output:?}");
+    let request = control.request(node, data).await?.context("it is asked for")?;
+    ensure!(request.rebuild != before, "it is to be made anew");
+    let image = request.spec.context("it has one")?.image;
+    assert_eq!(image.copied().map(|of| of.disk), Some(snap));
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -49,7 +49,7 @@ pub async fn restore_snapshot(
 ) -> CloudResult<()> {
     let view = volume(cloud, snapshot).await?;
     let name = view.name.clone().unwrap_or_else(|| snapshot.to_string());
-    if !view.snapshot {
+    if !view.snapshot || view.copy_of_kind != Some(Workload::Machine) {
         return Err(CloudError::Refused(format!("{name} is a volume, and no snapshot of an instance")));
     }
     if view.status != "available" {

@@ -89,7 +89,10 @@ pub struct VolumeView {
     pub image: Option<String>,
     /// The volume, or the instance, of whose disk it was made a copy.
     pub copy_of: Option<InstanceId>,
-    /// Whether it is a snapshot of that instance, and stays as it was made.
+    /// Which of both that is.
+    #[serde(skip)]
+    pub copy_of_kind: Option<Workload>,
+    /// Whether it is a snapshot of that, and stays as it was made.
     pub snapshot: bool,
     /// The volumes that were copied at the same moment as the disk of that instance, and lie beside it.
     pub beside: Vec<InstanceId>,
@@ -284,7 +287,7 @@ pub async fn snapshot_of(cloud: &Cloud, instance: InstanceId) -> CloudResult<Ima
     let machine = find_placed(cloud, instance).await?;
     if kind_of(&machine) == Some(Workload::Volume) {
         return Err(CloudError::Refused(format!(
-            "{instance} is a volume, and no instance: `eschedule volume clone` copies one"
+            "{instance} is a volume, and no instance: `eschedule volume snapshot` makes one of a volume"
         )));
     }
     let beside = machine.record.as_ref().map(|record| record.volumes.clone()).unwrap_or_default();
@@ -835,6 +838,7 @@ fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, Strin
         device,
         image: image.map(|image| image.name.clone().unwrap_or_else(|| image.told().to_owned())),
         copy_of: copied.as_ref().map(|copied| copied.disk),
+        copy_of_kind: copied.as_ref().map(|copied| copied.kind),
         snapshot: record.is_some_and(|record| record.spec.is_snapshot()),
         beside: copied.map(|copied| copied.beside).unwrap_or_default(),
         project: view.project,

@@ -37,8 +37,7 @@ pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView]) -> Result<(), 
         snapshots,
         || snapshots.iter().map(called).collect(),
         || {
-            let header =
-                ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "INSTANCE", "DISKS", "CREATED", "REASON"];
+            let header = ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "OF", "DISKS", "CREATED", "REASON"];
             let mut list = List::new(&header, &[0, 3, 4, 6], &[1, 0, 5, 3, 4, 6, 7, 2, 8]);
             for view in snapshots {
                 list.row([

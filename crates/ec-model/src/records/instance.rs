@@ -106,7 +106,7 @@ pub struct Spec {
     /// Whether the metadata service answers this guest only with a token (as EC2's IMDSv2 where it is required).
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub token_required: bool,
-    /// Whether it is a snapshot of an instance: a volume that stays as it was made.
+    /// Whether it is a snapshot: a volume that stays as it was made.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub snapshot: bool,
 }
