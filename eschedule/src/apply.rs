@@ -389,6 +389,7 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         user_data: guest.user_data.clone(),
     }
 }
+        said: says.image.clone(),
 
 fn made(name: &str, policy: Policy) -> Applied {
     Applied { note: Some(policy.to_string()), ..Applied::new("group", name) }
@@ -416,6 +417,7 @@ fn told(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
     }
 }
 
+        Difference::Keep(instance, name, why) => of("keep", name, instance, Some(why.clone())),
 fn sign(what: &str) -> &'static str {
     match what {
         "group" | "run" | "create" => "+",
@@ -521,6 +523,7 @@ impl<'a> Making<'a> {
         }
         match step {
             Difference::Run(number) => {
+                | Difference::Keep(..)
                 let made = self.run(*number).await?;
                 (one.instance, one.node) = (Some(made.instance), Some(made.node));
                 self.instances.insert(*number, made);
@@ -543,7 +546,7 @@ impl<'a> Making<'a> {
                 Ok(()) | Err(CloudError::NotFound(_)) => {}
                 Err(error) => return Err(error.into()),
             },
-            Difference::Stands(..) | Difference::Foreign(..) => {}
+            Difference::Stands(..) | Difference::Keep(..) | Difference::Foreign(..) => {}
         }
         Ok(())
     }

@@ -81,7 +81,11 @@ async fn a_file_is_made_so_and_the_same_again_does_nothing() -> Result<()> {
     let path = file(&control, text)?;
     // A script notices that not all is as the file says.
     let (done, told) = applied(&control, &path, &[], 1)?;
-    assert_eq!(done, ["set db", "stands db", "stands db"]);
+    assert_eq!(done, ["set db", "stands db", "stands db", "keep web-2"]);
+    ensure!(
+        told.contains("= web-2: the file does not name it, and it stays; `--prune` destroys it"),
+        "{told}"
+    );
     ensure!(
         told.ends_with("eschedule: what stands behind a `!` is not as the file says, and is left to you\n"),
         "{told}"
@@ -112,7 +116,8 @@ async fn a_group_of_the_stack_goes_by_prune_when_the_file_names_it_no_more_and_o
     let path = file(&control, "stack: shop\ninstances:\n  web: {flavor: small, group: front}\n")?;
     assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, nothing());
     let path = file(&control, "stack: shop\ninstances: {}\n")?;
-    assert_eq!(applied(&control, &path, &[], 0)?.0, nothing());
+    assert_eq!(applied(&control, &path, &[], 0)?.0, ["keep web"]);
+    assert_eq!(applied(&control, &path, &["--diff"], 0)?.0, ["keep web"], "it may stay so");
     // Somebody else's member keeps it.
     control.done(&["run", "guest", "--flavor", "small", "--group", "front"])?;
     let (done, told) = applied(&control, &path, &["--prune"], 1)?;

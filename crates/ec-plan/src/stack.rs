@@ -3,7 +3,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{Attachment, Blob, ImageRef, Instance, InstanceId, Request, Restart, State, Status, Workload};
+use ec_model::{
+    Attachment, Blob, ImageRef, Instance, InstanceId, Request, ResourceQuery, Restart, State, Status,
+    Workload,
+};
 
 use crate::{sizes, verbs::Change};
 
@@ -23,6 +26,8 @@ pub struct Wished {
     pub query: String,
     /// What its disk is made from.
     pub image: ImageRef,
+    /// What the file calls that; none where it says nothing, and the site's own is meant.
+    pub said: Option<String>,
     /// Whether it boots from a volume in the place of that.
     pub boots: bool,
     /// The group that it is a member of.
@@ -101,6 +106,8 @@ pub enum Difference {
     Set(InstanceId, String, Change),
     /// This is otherwise and stays so, for whoever applies to do something about it.
     Stands(InstanceId, String, String),
+    /// This is otherwise, and nothing needs to be done about it.
+    Keep(InstanceId, String, String),
     /// It is of the stack, and the file says nothing of it.
     Destroy(InstanceId, String),
     /// It bears a name of the file, and is not of the stack: nobody touches it.
@@ -124,7 +131,13 @@ fn ailing(record: &Instance, request: Option<&Request>, status: Option<&Status>)
     let why = status.reason.as_ref().map(|why| format!(" ({why})")).unwrap_or_default();
     match (status.state, request) {
         (State::Error, None) => Some(format!("it is in ERROR{why}: {end} it and apply again")),
-        (State::Error, Some(_)) => Some(format!("it is in ERROR{why}: `eschedule explain` it")),
+        (State::Error, Some(_)) => {
+            let look = match record.kind {
+                Workload::Machine => "`eschedule explain`",
+                Workload::Volume => "`eschedule volume show`",
+            };
+            Some(format!("it is in ERROR{why}: {look} it"))
+        }
         (State::Unclaimed, None) => {
             Some("no request speaks of it: `eschedule heal` brings it back".to_owned())
         }
@@ -138,7 +151,7 @@ fn fold(name: &str) -> String {
 }
 
 /// The differences between the file and the instances of the project: first what is new, by the file's order, then what is
-/// otherwise, and where `prune`, what is too much.
+/// otherwise, and what is too much: it goes where `prune`, and else is told.
 pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bool) -> Vec<Difference> {
     // What is being placed, or was left over by a killed command, is asked for again: its name says whether that can be.
     let placed = there.iter().filter(|standing| standing.record.assigned.is_some());
@@ -154,17 +167,18 @@ pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bo
             Some(standing) => other.extend(of_one(stack, wish, standing)),
         }
     }
-    if prune {
-        let names: BTreeSet<String> = wished.iter().map(|wish| fold(&wish.name)).collect();
-        let is_named =
-            |record: &Instance| record.name.as_ref().is_some_and(|name| names.contains(&fold(name)));
-        let records = there.iter().map(|standing| &standing.record);
-        let too_much = records.filter(|record| Standing::is_of(record, stack) && !is_named(record));
-        other.extend(
-            too_much
-                .map(|record| Difference::Destroy(record.instance, record.name.clone().unwrap_or_default())),
-        );
-    }
+    let names: BTreeSet<String> = wished.iter().map(|wish| fold(&wish.name)).collect();
+    let is_named = |record: &Instance| record.name.as_ref().is_some_and(|name| names.contains(&fold(name)));
+    let records = there.iter().map(|standing| &standing.record);
+    let too_much = records.filter(|record| Standing::is_of(record, stack) && !is_named(record));
+    other.extend(too_much.filter_map(|record| {
+        let (instance, name) = (record.instance, record.name.clone().unwrap_or_default());
+        let why = "the file does not name it, and it stays; `--prune` destroys it";
+        match prune {
+            true => Some(Difference::Destroy(instance, name)),
+            false => record.assigned.map(|_| Difference::Keep(instance, name, why.to_owned())),
+        }
+    }));
     new.append(&mut other);
     new
 }
@@ -191,21 +205,10 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data, ails }: &Sta
             "it boots from {from}, and an instance keeps what it boots from: destroy it and apply again"
         );
         steps.push(Difference::Stands(instance, name.clone(), why));
-    } else if !boots && !record.spec.image.is_same(&wish.image) {
-        let why = format!(
-            "its image is {}: `eschedule rebuild` gives it a new disk from {}, and what it wrote is lost",
-            record.spec.image.told(),
-            wish.image.told()
-        );
-        steps.push(Difference::Stands(instance, name.clone(), why));
+    } else if !boots {
+        steps.extend(of_image(&record.spec.image, wish).map(|other| other.of(instance, &name)));
     }
-    if record.spec.query != wish.query {
-        let why = format!(
-            "its room was asked for by {}: `eschedule resize` gives it another size on its node, by {}",
-            record.spec.query, wish.query
-        );
-        steps.push(Difference::Stands(instance, name.clone(), why));
-    }
+    steps.extend(of_room(&record.spec.query, wish).map(|other| other.of(instance, &name)));
     let group = |name: Option<&String>| name.map(|name| name.to_ascii_lowercase());
     if group(record.group.as_ref()) != group(wish.group.as_ref()) {
         let is = record.group.as_ref().map_or_else(|| "none".to_owned(), |group| format!("`{group}`"));
@@ -229,6 +232,81 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data, ails }: &Sta
     steps
 }
 
+/// What is otherwise and stays so, and whether that is for whoever applies to do something about.
+struct Other {
+    needs_somebody: bool,
+    why: String,
+}
+
+impl Other {
+    fn of(self, instance: InstanceId, name: &str) -> Difference {
+        let of = if self.needs_somebody { Difference::Stands } else { Difference::Keep };
+        of(instance, name.to_owned(), self.why)
+    }
+}
+
+/// Another image than it was made of. The same file again is no wish for another disk: what its word for the image means may
+/// be another by now, and what was restored is a copy of a disk. Of whoever wrote another word somebody is needed.
+fn of_image(has: &ImageRef, wish: &Wished) -> Option<Other> {
+    let wanted = &wish.image;
+    let is_one_place = has.url == wanted.url;
+    let digests = [(&has.sha256, &wanted.sha256), (&has.sha512, &wanted.sha512)];
+    if is_one_place && digests.iter().all(|(is, demanded)| demanded.is_none() || is == demanded) {
+        return None;
+    }
+    let needs_somebody = match (&wish.said, &has.name) {
+        (None, _) => false,
+        _ if has.copied().is_some() => false,
+        (Some(said), name) if wanted.copied().is_none() && *said != wanted.url => {
+            let is_it = |name: &String| name.eq_ignore_ascii_case(said) || Some(name) == wanted.name.as_ref();
+            name.as_ref().is_some_and(|name| !is_it(name))
+        }
+        // Where it was made without a digest nobody knows whether it has this one.
+        _ => {
+            !is_one_place
+                || digests.iter().any(|(is, demanded)| is.is_some() && demanded.is_some() && is != demanded)
+        }
+    };
+    let [is, wanted] = apart(has, wanted);
+    let why = format!(
+        "its image is {is}: `eschedule rebuild` gives it a new disk from {wanted}, and what it wrote is lost"
+    );
+    Some(Other { needs_somebody, why })
+}
+
+/// Both as people tell them apart: what lies at one URL by its digest.
+fn apart(one: &ImageRef, other: &ImageRef) -> [String; 2] {
+    let is_one_place = one.told() == other.told();
+    [one, other].map(|image| match image.sha256.as_ref().or(image.sha512.as_ref()) {
+        Some(digest) if is_one_place => {
+            format!("{} (digest {}…)", image.told(), digest.chars().take(12).collect::<String>())
+        }
+        _ => image.told(),
+    })
+}
+
+const DISK: &str = "DISK_GB";
+
+/// Other room than it was asked for by. A disk that is larger was grown, and never shrinks: that is so for good.
+fn of_room(has: &str, wish: &Wished) -> Option<Other> {
+    if *has == wish.query {
+        return None;
+    }
+    if let (Ok(is), Ok(wanted)) = (ResourceQuery::parse(has), ResourceQuery::parse(&wish.query)) {
+        let but_disk = |query: &ResourceQuery| query.without(DISK).map(|left| left.pairs().to_vec()).ok();
+        let (size, least) = (sizes::of_disk(&is.total()), sizes::of_disk(&wanted.total()));
+        if but_disk(&is) == but_disk(&wanted) && size >= least {
+            let why = format!("its disk has {size} GB, where the file says {least}, and never shrinks");
+            return (size > least).then_some(Other { needs_somebody: false, why });
+        }
+    }
+    let why = format!(
+        "its room was asked for by {has}: `eschedule resize` gives it another size on its node, by {}",
+        wish.query
+    );
+    Some(Other { needs_somebody: true, why })
+}
+
 /// The changes that make `wished` of `there`.
 fn words(
     there: &BTreeMap<String, String>,
@@ -250,6 +328,7 @@ mod tests {
             name: name.to_owned(),
             query: "resources=VCPU:1,MEMORY_MB:1".to_owned(),
             image: ImageRef::at("file:///x"),
+            said: Some("file:///x".to_owned()),
             boots: false,
             group: None,
             labels: [("role".to_owned(), "web".to_owned())].into(),
@@ -300,6 +379,7 @@ mod tests {
             (Workload::Machine, None, Some(&error), "it is in ERROR (404): `eschedule destroy`"),
             (Workload::Volume, None, Some(&error), "it is in ERROR (404): `eschedule volume delete`"),
             (Workload::Machine, Some(asked()), Some(&error), "it is in ERROR (404): `eschedule explain`"),
+            (Workload::Volume, Some(asked()), Some(&error), "it is in ERROR (404): `eschedule volume show`"),
             (Workload::Machine, None, None, "nobody asks for it"),
             (Workload::Machine, None, Some(&told(State::Unclaimed, None)), "`eschedule heal` brings it back"),
         ] {
@@ -363,7 +443,11 @@ mod tests {
     fn what_is_as_the_file_says_is_left_alone() {
         let there =
             [standing(1, "web", Some("shop")), standing(2, "old", Some("shop")), standing(3, "x", None)];
-        assert_eq!(differences("shop", &[wish("WEB")], &there, false), []);
+        let told = differences("shop", &[wish("WEB")], &there, false);
+        assert!(
+            matches!(&told[..], [Difference::Keep(_, name, why)] if name == "old" && why.contains("--prune")),
+            "what is too much is told: {told:?}"
+        );
         let other = differences("shop", &[wish("web")], &there, true);
         assert_eq!(
             other,
@@ -371,6 +455,9 @@ mod tests {
             "of the stack, and no other"
         );
         assert_eq!(differences("other", &[], &there, true), []);
+        let mut begun = there[1].clone();
+        begun.record.assigned = None;
+        assert_eq!(differences("shop", &[], &[begun], false), [], "it may come to nothing");
     }
 
     #[test]
@@ -392,7 +479,7 @@ mod tests {
         let mut wished = wish("web");
         wished.labels = [("role".to_owned(), "db".to_owned())].into();
         (wished.restart, wished.group) = (Restart::Always, Some("g".to_owned()));
-        wished.image.url = "file:///y".to_owned();
+        (wished.image.url, wished.said) = ("file:///y".to_owned(), Some("file:///y".to_owned()));
         wished.query = "resources=VCPU:2,MEMORY_MB:1".to_owned();
         (wished.keys, wished.user_data) = (vec!["ssh-ed25519 A".to_owned()], Some(Blob(vec![1])));
         let steps = differences("shop", &[wished.clone()], &[there.clone()], false);
@@ -416,6 +503,84 @@ mod tests {
         assert!(told.len() == 5 && told[3].contains("keys") && told[4].contains("user-data"), "{told:?}");
         let again = differences("shop", &[wished], &[made], false);
         assert_eq!(again, steps[1..], "what was set is so");
+    }
+
+    /// The differences of one instance of the file and one that is there: each by its sign and why.
+    fn one(wished: &Wished, there: &Standing) -> Vec<(char, String)> {
+        let steps = differences("shop", std::slice::from_ref(wished), std::slice::from_ref(there), false);
+        let told = |step| match step {
+            Difference::Stands(_, _, why) => ('!', why),
+            Difference::Keep(_, _, why) => ('=', why),
+            step => panic!("{step:?}"),
+        };
+        steps.into_iter().map(told).collect()
+    }
+
+    #[test]
+    fn of_another_image_somebody_is_needed_only_where_the_file_says_another() {
+        let of = |url: &str, name: Option<&str>| ImageRef {
+            name: name.map(str::to_owned),
+            id: name.map(|_| ec_model::ImageId::new(uuid::Uuid::from_u128(7))),
+            ..ImageRef::at(url)
+        };
+        let copy = format!("volume:{UUID}");
+        let (old, new) = ("https://a.example/1", "https://a.example/2");
+        for (has, said, means, sign) in [
+            (of(old, None), Some(old), of(old, None), ""),
+            // Its word is another.
+            (of(old, None), Some(new), of(new, None), "!"),
+            (of(old, Some("a")), Some("b"), of(new, Some("b")), "!"),
+            (of(old, Some("a")), Some(new), of(new, None), "!"),
+            (of(old, None), Some("volume:golden"), of(&copy, None), "!"),
+            (of(old, Some("a")), Some("b"), of(new, None), "!"),
+            // Its word means another: in the catalogue, and in the site's configuration.
+            (of(old, Some("A")), Some("a"), of(new, Some("a")), "="),
+            (of(old, None), Some("a"), of(new, None), "="),
+            (of(old, None), None, of(new, None), "="),
+            (of(old, Some("a")), None, of(new, Some("b")), "="),
+            (of(old, Some("a")), Some(UUID), of(new, Some("a")), "="),
+            // It was restored.
+            (of(&copy, None), Some(new), of(new, None), "="),
+            (of(&copy, None), Some("a"), of(new, Some("a")), "="),
+            (of(&copy, None), None, of(new, None), "="),
+        ] {
+            let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+            (there.record.spec.image, wished.image, wished.said) = (has, means, said.map(str::to_owned));
+            let told = one(&wished, &there);
+            assert_eq!(told.iter().map(|(sign, _)| *sign).collect::<String>(), sign, "{wished:?} {there:?}");
+            assert!(told.iter().all(|(_, why)| why.contains("rebuild") && why.contains("lost")), "{told:?}");
+        }
+        // A release that lies where the one before it lay.
+        let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+        there.record.spec.image.sha256 = Some("a".repeat(64));
+        wished.image.sha256 = Some("b".repeat(64));
+        let [(sign, why)] = &one(&wished, &there)[..] else { panic!("it is another") };
+        assert!(
+            *sign == '!' && why.contains("(digest aaaaaaaaaaaa…)") && why.contains("bbbbbbbbbbbb…"),
+            "{why}"
+        );
+        wished.image.sha256 = None;
+        assert_eq!(one(&wished, &there), [], "none is demanded");
+        (there.record.spec.image.sha256, wished.image.sha256) = (None, Some("b".repeat(64)));
+        assert_eq!(one(&wished, &there)[0].0, '=', "nobody knows which it has");
+    }
+
+    #[test]
+    fn a_disk_that_was_grown_needs_nobody() {
+        let told = |has: &str, wanted: &str| {
+            let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+            (there.record.spec.query, wished.query) = (has.to_owned(), wanted.to_owned());
+            one(&wished, &there).into_iter().map(|(sign, why)| format!("{sign} {why}")).collect::<String>()
+        };
+        let (small, grown) =
+            ("resources=VCPU:1,DISK_GB:5,MEMORY_MB:1", "resources=VCPU:1,MEMORY_MB:1,DISK_GB:9");
+        assert_eq!(told(grown, small), "= its disk has 9 GB, where the file says 5, and never shrinks");
+        assert_eq!(told("resources=VCPU:1,MEMORY_MB:1,DISK_GB:5", small), "", "as it is after a revert");
+        assert!(told(small, grown).starts_with("! its room was asked for by "), "it is to grow");
+        let more = "resources=VCPU:2,MEMORY_MB:1,DISK_GB:5";
+        assert!(told(grown, more).starts_with("! its room"), "of all else");
+        assert!(told(&format!("{grown}&required=A"), small).starts_with("! its room"), "a demand");
+        assert!(told("resources=DISK_GB:9", "resources=DISK_GB:5").starts_with("= its disk"));
     }
 
     #[test]

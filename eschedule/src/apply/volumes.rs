@@ -281,7 +281,8 @@ impl Making<'_> {
         };
         for (number, made) in &self.volumes {
             let wish = &self.of.volumes[*number];
-            if wish.image.as_ref().is_some_and(is_of_it) {
+            let there = self.of.there(*number).map(|record| &record.spec.image);
+            if there.or(wish.image.as_ref()).is_some_and(is_of_it) {
                 self.until_there(*made, &wish.name, "creating").await?;
             }
         }

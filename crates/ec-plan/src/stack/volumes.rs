@@ -2,11 +2,11 @@
 //!
 //! ```text
 //!   a name of the file ─┬─ nobody bears it ────────────▶ create
-//!                       ├─ a volume of the stack ──────▶ labels, a larger size; another image is told
+//!                       ├─ a volume of the stack ──────▶ labels, a larger size; what it was made of matters no more
 //!                       └─ a smaller one, another's ───▶ refused, before anything is done
 //!   whose it is to be ──── has it another of the file ─▶ detach there ──▶ attach here
 //!   no name of the file ─┬ prune_volumes ──────────────▶ detach ──▶ delete
-//!                        └ prune ──────────────────────▶ told that it stays
+//!                        └ else ───────────────────────▶ told that it stays
 //! ```
 //!
 //! A volume that lies with another node of the storage that its instance's node has comes to it, if it stands on no image.
@@ -27,7 +27,7 @@ pub struct WishedVolume {
     pub name: String,
     /// How large it is, in GiB; as what it is a copy of where the file does not say.
     pub size_gb: Option<u64>,
-    /// What it is made of, where the file says it: it does not matter any more once it is made.
+    /// What it is made of, where the file says it. It does not matter any more once it is made.
     pub image: Option<ImageRef>,
     /// The node of what it is to be a copy of.
     pub copied_on: Option<NodeId>,
@@ -313,7 +313,7 @@ impl<'a> Volumes<'a> {
             }
         }
         let mut last = Vec::new();
-        for record in self.surplus().filter(|_| prune.volumes || prune.instances) {
+        for record in self.surplus() {
             let name = record.name.clone().unwrap_or_default();
             if !prune.volumes {
                 last.push(VolumeStep::Keep(record.instance, name));
@@ -355,15 +355,7 @@ impl<'a> Volumes<'a> {
         steps.extend(ails.map(|why| VolumeStep::Stands(volume, name.clone(), why)));
         let from = of_disk(&record.spec.resources);
         if let Some(to) = wish.size_gb.filter(|size| *size > from) {
-            steps.push(VolumeStep::Extend { volume, name: name.clone(), from, to });
-        }
-        let made_of = &record.spec.image;
-        if wish.image.as_ref().is_some_and(|image| !image.is_same(made_of)) {
-            let of = if made_of.is_none() { "nothing".to_owned() } else { made_of.told() };
-            let why = format!(
-                "it was made of {of}, and keeps what is on it: `eschedule volume delete` and apply again makes it anew"
-            );
-            steps.push(VolumeStep::Stands(volume, name, why));
+            steps.push(VolumeStep::Extend { volume, name, from, to });
         }
         steps
     }
