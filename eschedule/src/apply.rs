@@ -40,7 +40,7 @@ use crate::{
 };
 
 pub(crate) const EXAMPLES: &str = "\
-The file, of which docs/stack.schema.json is the schema:
+The file, of which `eschedule apply --schema` prints the schema for editors:
   stack: shop
   groups:
     front: {policy: anti-affinity}
@@ -50,19 +50,26 @@ The file, of which docs/stack.schema.json is the schema:
     web: {count: 3, flavor: small, image: debian, keys: [me], group: front, labels: {role: web}}
     db: {query: 'resources=VCPU:2,MEMORY_MB:2048,DISK_GB:20', restart: on-failure, volumes: [data]}
 
+Files that it names are seen from where it lies, and where it is read from standard input, from the current directory.
+
 Examples:
   eschedule apply -f shop.yaml --diff     what is otherwise than the file says; exit code 1 where anything is
   eschedule apply -f shop.yaml            makes web-1, web-2, web-3, db and its volume; again: nothing;
                                           exit code 1 where something differs that it leaves to you (`!`)
+  generate | eschedule apply -f -         the same of what comes from standard input
   eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more; not volumes:
                                           those go, with all that was written on them, by --prune-volumes";
 
 /// What is applied.
 #[derive(Args)]
 pub(crate) struct Apply {
-    /// What shall be
-    #[arg(long, short, value_name = "FILE")]
-    file: PathBuf,
+    /// What shall be; `-` is standard input
+    #[arg(long, short, value_name = "FILE", required_unless_present = "schema")]
+    file: Option<PathBuf>,
+
+    /// Print the schema of such files, as editors check them by, and do nothing
+    #[arg(long, conflicts_with_all = ["file", "prune", "prune_volumes", "diff"])]
+    pub(crate) schema: bool,
 
     /// Destroy instances and delete groups of the stack that the file does not name
     #[arg(long)]
@@ -124,7 +131,8 @@ struct Entry {
 /// Applies a file.
 pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
-    let (stack, source) = Stack::read(&apply.file)?;
+    let file = apply.file.as_deref().ok_or_else(|| Failure::usage("--file says what shall be"))?;
+    let (stack, source) = Stack::read(file)?;
     let there_groups = ec_cloud::groups(cloud).await?;
     let groups = missing_groups(&stack, &source, &there_groups)?;
     let (mut entries, mut wished) = (Vec::new(), Vec::new());
@@ -319,10 +327,11 @@ async fn entry(
         says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
     labels.push((STACK.to_owned(), stack.stack.0.clone()));
     let given = Given {
-        user_data: says.user_data.as_ref().map(|file| source.beside(file)),
+        user_data: says.user_data.clone(),
         key: says.keys.clone(),
-        sha256: says.sha256.clone(),
+        sha256: says.sha256.as_ref().map(|digest| digest.0.clone()),
         boot_volume: None,
+        beside: Some(source.directory()),
         boots: says.boot.is_some(),
         require_token: false,
         traits: Traits {
@@ -380,6 +389,7 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         name: name.to_owned(),
         query: query.text().to_owned(),
         image: guest.image.clone(),
+        said: says.image.clone(),
         boots: says.boot.is_some(),
         group: says.group.as_ref().map(|group| group.0.clone()),
         labels: guest.labels.clone(),
@@ -389,7 +399,6 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         user_data: guest.user_data.clone(),
     }
 }
-        said: says.image.clone(),
 
 fn made(name: &str, policy: Policy) -> Applied {
     Applied { note: Some(policy.to_string()), ..Applied::new("group", name) }
@@ -408,6 +417,7 @@ fn told(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
         }
         Difference::Set(instance, name, change) => of("set", name, instance, Some(words(change))),
         Difference::Stands(instance, name, why) => of("stands", name, instance, Some(why.clone())),
+        Difference::Keep(instance, name, why) => of("keep", name, instance, Some(why.clone())),
         Difference::Destroy(instance, name) => of("destroy", name, instance, None),
         Difference::Volume(step) => volumes::told(step, of_volumes),
         Difference::DeleteGroup(name) => Applied::new("delete", name),
@@ -417,7 +427,6 @@ fn told(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
     }
 }
 
-        Difference::Keep(instance, name, why) => of("keep", name, instance, Some(why.clone())),
 fn sign(what: &str) -> &'static str {
     match what {
         "group" | "run" | "create" => "+",
@@ -514,6 +523,7 @@ impl<'a> Making<'a> {
         let is_told = matches!(
             step,
             Difference::Stands(..)
+                | Difference::Keep(..)
                 | Difference::Foreign(..)
                 | Difference::DeleteGroup(_)
                 | Difference::Volume(VolumeStep::Stands(..) | VolumeStep::Keep(..))
@@ -523,7 +533,6 @@ impl<'a> Making<'a> {
         }
         match step {
             Difference::Run(number) => {
-                | Difference::Keep(..)
                 let made = self.run(*number).await?;
                 (one.instance, one.node) = (Some(made.instance), Some(made.node));
                 self.instances.insert(*number, made);

@@ -73,7 +73,7 @@ pub(crate) enum KeypairCommand {
         /// Letters, digits, and - _ . @, in any case of letters
         #[arg(value_parser = catalog_name)]
         name: String,
-        /// A file as ~/.ssh/id_ed25519.pub, with one key in each line
+        /// A file as ~/.ssh/id_ed25519.pub, with one key in each line; `-` is standard input
         file: PathBuf,
     },
     /// List the project's keypairs
@@ -188,7 +188,7 @@ pub(crate) async fn keypair(
     let cloud = &session.cloud;
     match command {
         KeypairCommand::Add { name, file } => {
-            let keys = keys_in(&file, "FILE")?;
+            let keys = keys_in(&file, "FILE").await?;
             let keypair = ec_cloud::add_keypair(cloud, &name, keys).await?;
             output::keypair(output, &keypair)
         }

@@ -137,11 +137,13 @@ pub(crate) struct Spec {
 /// What the guest is given, and what is told of it.
 #[derive(Args, Default)]
 pub(crate) struct Given {
-    /// A file given to the guest as user-data, byte for byte, up to 64 KiB [default: `defaults.user_data`]
+    /// A file given to the guest as user-data, byte for byte, up to 64 KiB; `-` is standard input
+    /// [default: `defaults.user_data`]
     #[arg(long, value_name = "FILE")]
     pub(crate) user_data: Option<PathBuf>,
 
-    /// Public ssh keys for the guest: a keypair's name, or a file; may be given more than once [default: `defaults.keys`]
+    /// Public ssh keys for the guest: a keypair's name, or a file, `-` for standard input; may be given more than once
+    /// [default: `defaults.keys`]
     #[arg(long, value_name = "KEYPAIR|FILE")]
     pub(crate) key: Vec<String>,
 
@@ -152,6 +154,10 @@ pub(crate) struct Given {
     /// Boot from this volume itself, which outlives the instance, in the place of an image: then it has no disk of its own
     #[arg(long, value_name = "VOLUME", conflicts_with = "sha256")]
     pub(crate) boot_volume: Option<String>,
+
+    /// Where the files lie that are named here; none where they are seen from the current directory.
+    #[arg(skip)]
+    pub(crate) beside: Option<PathBuf>,
 
     /// It boots from a volume that has yet to be made.
     #[arg(skip)]

@@ -21,7 +21,7 @@ use ec_runtime::{
 use ec_store::{EtcdConfig, EtcdSection, EtcdStore, Sealed};
 use serde::Deserialize;
 
-use crate::{image::is_distribution, run::Order};
+use crate::{image::is_distribution, run::Order, spec::beside};
 
 /// Looked for in this order where `--config` names none.
 const PLACES: [&str; 2] = ["schedule.yaml", "/etc/ecompute/schedule.yaml"];
@@ -65,7 +65,7 @@ impl Defaults {
     fn seen_from(mut self, file: Option<&Path>) -> Self {
         if let Some(directory) = file.and_then(Path::parent) {
             for path in self.keys.iter_mut().chain(&mut self.user_data) {
-                *path = directory.join(&*path);
+                *path = beside(directory, path);
             }
         }
         self

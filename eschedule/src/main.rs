@@ -37,7 +37,7 @@ use config::{Session, Settings};
 use ec_cloud::{View, find, resolve};
 use ec_model::{ResourceQuery, Workload};
 use ec_runtime::{
-    exit::{Failure, INTERRUPTED, tell},
+    exit::{Failure, INTERRUPTED, print, tell},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
 
@@ -75,6 +75,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             return complete::script(*shell);
         }
         (Some(Command::Man { directory }), _) => return manual_pages(directory),
+        (Some(Command::Apply(apply)), _) if apply.schema => return print(&stack::schema()?),
         (Some(_), Some(target)) => {
             return Err(Failure::usage(format!(
                 "`{target}` does not go with a command; see `eschedule --help`"

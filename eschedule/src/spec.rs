@@ -1,6 +1,11 @@
 //! Reading and checking what the user gives for the guest, before anything is claimed.
 
-use std::{collections::BTreeMap, fs::File, io::Read, path::Path};
+use std::{
+    collections::BTreeMap,
+    fs::File,
+    io::{self, Read},
+    path::{Path, PathBuf},
+};
 
 use ec_cloud::{Guest, Naming, resolve, resolve_volume};
 use ec_model::{
@@ -10,6 +15,7 @@ use ec_model::{
     },
 };
 use ec_runtime::exit::Failure;
+use tokio::io::AsyncReadExt;
 
 use crate::{
     acting::CERTAIN,
@@ -80,6 +86,22 @@ impl From<Mistake> for Failure {
     }
 }
 
+/// Whether what stands for a file on the command line is standard input.
+pub(crate) fn is_stdin(file: &Path) -> bool {
+    file == Path::new("-")
+}
+
+/// What stands for a file on the command line, to be read.
+pub(crate) fn opened(file: &Path) -> io::Result<Box<dyn Read>> {
+    Ok(if is_stdin(file) { Box::new(io::stdin()) } else { Box::new(File::open(file)?) })
+}
+
+/// A file that another names, which lies in this directory. It is one, too, where it is called `-`.
+pub(crate) fn beside(directory: &Path, file: &Path) -> PathBuf {
+    let file = directory.join(file);
+    if is_stdin(&file) { Path::new(".").join(file) } else { file }
+}
+
 /// What is checked of [`Given`], with the site's defaults where it says nothing, for an instance of this size.
 pub(crate) async fn read(
     session: &Session,
@@ -99,19 +121,33 @@ pub(crate) async fn read(
         }
         (None, None) => Naming::None,
     };
+    let seen = |file: &Path| match &given.beside {
+        Some(directory) => beside(directory, file),
+        None => file.to_owned(),
+    };
+    let files = given.key.iter().map(|key| seen(Path::new(key)));
+    let files = files.chain(given.user_data.as_deref().map(seen));
+    if files.filter(|file| is_stdin(file)).count() > 1 {
+        let why = format!(
+            "standard input is read once: give `-` to one {} or {} alone",
+            words.key, words.user_data
+        );
+        return Err(Failure::usage(why).into());
+    }
     let user_data = match (&given.user_data, &defaults.user_data) {
-        (Some(path), _) => Some(read_user_data(path, words.user_data)),
-        (None, Some(path)) => Some(read_user_data(path, "defaults.user_data")),
+        (Some(path), _) => Some(read_user_data(&seen(path), words.user_data).await),
+        (None, Some(path)) => Some(read_user_data(path, "defaults.user_data").await),
         (None, None) => None,
     };
     let user_data = user_data.transpose().map_err(|it| Part::UserData.wrong(it))?;
     let mut keys = Vec::new();
     for (number, text) in given.key.iter().enumerate() {
-        keys.extend(keys_of(session, text, words.key).await.map_err(|it| Part::Key(number).wrong(it))?);
+        let of_text = keys_of(session, text, &seen(Path::new(text)), words.key).await;
+        keys.extend(of_text.map_err(|it| Part::Key(number).wrong(it))?);
     }
     if given.key.is_empty() {
         for file in &defaults.keys {
-            keys.extend(keys_in(file, "defaults.keys").map_err(|it| Part::Keys.wrong(it))?);
+            keys.extend(keys_in(file, "defaults.keys").await.map_err(|it| Part::Keys.wrong(it))?);
         }
     }
     bounded(&keys).map_err(|it| Part::Keys.wrong(it))?;
@@ -169,16 +205,16 @@ pub(crate) fn once_each(
     Ok(once)
 }
 
-/// The keys of the project's keypair of that name; else those of a file. What cannot be a keypair's name is a file at
+/// The keys of the project's keypair of that name; else those of the file. What cannot be a keypair's name is a file at
 /// once.
-async fn keys_of(session: &Session, text: &str, option: &str) -> Result<Vec<String>, Failure> {
+async fn keys_of(session: &Session, text: &str, file: &Path, option: &str) -> Result<Vec<String>, Failure> {
     if catalog_name(text).is_err() {
-        return keys_in(Path::new(text), option);
+        return keys_in(file, option).await;
     }
     if let Some(keypair) = ec_cloud::keypair(&session.cloud, text).await? {
         return Ok(keypair.keys);
     }
-    keys_in(Path::new(text), option).map_err(|failure| Failure {
+    keys_in(file, option).await.map_err(|failure| Failure {
         message: format!(
             "{}; and project `{}` has no keypair of that name",
             failure.message, session.settings.project
@@ -193,10 +229,21 @@ pub(crate) async fn image_ref(
     text: &str,
     digest: Option<&str>,
 ) -> Result<ImageRef, Failure> {
-    let digest = digest.map(|digest| sha256(digest, CLASSIC.sha256)).transpose()?;
+    demanded(session, text, digest, &CLASSIC).await.map_err(Failure::from)
+}
+
+/// The same, and of which of both a mistake is.
+pub(crate) async fn demanded(
+    session: &Session,
+    text: &str,
+    digest: Option<&str>,
+    words: &Words,
+) -> Result<ImageRef, Mistake> {
+    let wrong = |it| Part::Sha256.wrong(it);
+    let digest = digest.map(|digest| sha256(digest, words.sha256)).transpose().map_err(wrong)?;
     // How large the instance is its node looks at, which knows that.
-    let image = image_of(session, text, &Resources::new()).await?;
-    demanding(image, text, digest, CLASSIC.sha256)
+    let image = image_of(session, text, &Resources::new()).await.map_err(|it| Part::Image.wrong(it))?;
+    demanding(image, text, digest, words.sha256).map_err(wrong)
 }
 
 /// A copy of the disk that is named by `volume:NAME` or `instance:NAME`; nothing where it is neither.
@@ -279,8 +326,8 @@ pub(crate) fn hostname(option: &str, name: &str) -> Result<String, Failure> {
     }
 }
 
-fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
-    let bytes = bytes_of(path, option, USER_DATA_MAX)?;
+async fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
+    let bytes = bytes_of(path, option, USER_DATA_MAX).await?;
     if bytes.len() > USER_DATA_MAX {
         return Err(Failure::usage(format!(
             "{option} {} has {} bytes or more, and a guest can be given {USER_DATA_MAX}",
@@ -292,9 +339,10 @@ fn read_user_data(path: &Path, option: &str) -> Result<Blob, Failure> {
 }
 
 /// The public keys of a file: one at least, and not more than a guest can be given.
-pub(crate) fn keys_in(path: &Path, option: &str) -> Result<Vec<String>, Failure> {
+pub(crate) async fn keys_in(path: &Path, option: &str) -> Result<Vec<String>, Failure> {
     let wrong = |why: &str| Failure::usage(format!("{option} {} {why}", path.display()));
-    let text = String::from_utf8(bytes_of(path, option, KEY_FILE_MAX)?).map_err(|_| wrong("is not text"))?;
+    let text =
+        String::from_utf8(bytes_of(path, option, KEY_FILE_MAX).await?).map_err(|_| wrong("is not text"))?;
     if text.len() > KEY_FILE_MAX {
         return Err(wrong("is too large for a file of public keys"));
     }
@@ -362,10 +410,14 @@ pub(crate) fn sha512(digest: &str, option: &str) -> Result<String, Failure> {
 }
 
 /// The file's bytes, and one more than `most` where it has more: some files never end.
-fn bytes_of(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Failure> {
+async fn bytes_of(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Failure> {
     let mut bytes = Vec::new();
-    File::open(path)
-        .and_then(|file| file.take(most as u64 + 1).read_to_end(&mut bytes))
-        .map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))?;
+    let most = most as u64 + 1;
+    let read = match is_stdin(path) {
+        // Whoever waits there can be interrupted.
+        true => AsyncReadExt::take(tokio::io::stdin(), most).read_to_end(&mut bytes).await,
+        false => File::open(path).and_then(|file| Read::take(file, most).read_to_end(&mut bytes)),
+    };
+    read.map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))?;
     Ok(bytes)
 }

@@ -1,20 +1,23 @@
 //! A stack's file: its form, of which docs/stack.schema.json is made, and what it says of each instance.
 
+mod filled;
+mod once;
 mod place;
+mod schema;
 mod texts;
 mod volumes;
 
 use std::{
     borrow::Cow,
-    collections::{BTreeMap, btree_map},
-    fmt, fs,
+    collections::BTreeMap,
+    fmt,
     io::Read,
     marker::PhantomData,
     path::{Path, PathBuf},
 };
 
 use ec_cloud::nameable;
-use ec_model::input;
+use ec_model::{Attachment, input};
 use ec_runtime::{
     config::{parse, without_mark},
     exit::Failure,
@@ -25,13 +28,21 @@ use serde::{
     de::{DeserializeOwned, Error, MapAccess, Visitor, value::MapAccessDeserializer},
 };
 
-use crate::{catalog::Placing, cli::Policy};
-pub(crate) use place::{Place, Source};
-use texts::{
-    CATALOG_NAME, CatalogName, HOST_NAME, HostName, LABEL_KEY, LabelKey, METADATA_KEY, MetadataKey, Query,
-    Word, keys,
+use crate::{
+    catalog::Placing,
+    cli::Policy,
+    spec::{is_stdin, opened},
 };
-pub(crate) use volumes::{NamedVolume, VolumeEntry, is_copy};
+use filled::Filled;
+use once::{Once, once_each};
+pub(crate) use place::{Place, Source};
+pub(crate) use schema::schema;
+use schema::without_nulls;
+use texts::{
+    AnyText, CATALOG_NAME, CatalogName, Digest, HOST_NAME, HostName, LABEL_KEY, LabelKey, METADATA_KEY,
+    MetadataKey, Query, Word, keys,
+};
+pub(crate) use volumes::{NamedVolume, VolumeEntry};
 
 /// So many instances one entry may make.
 const MOST: u16 = 1000;
@@ -47,7 +58,7 @@ pub(crate) struct Stack {
     /// What the stack is called: its instances and volumes have the label `stack` with this value.
     pub(crate) stack: CatalogName,
     /// Groups of the project that there shall be, by their names.
-    #[serde(default, deserialize_with = "once_each")]
+    #[serde(default, deserialize_with = "whole_entries")]
     #[schemars(extend("propertyNames" = keys(CATALOG_NAME)))]
     pub(crate) groups: BTreeMap<CatalogName, GroupEntry>,
     /// Volumes that there shall be, by their names.
@@ -71,88 +82,66 @@ pub(crate) struct GroupEntry {
 /// One instance, or several that are alike.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("oneOf" = [{"required": ["flavor"]}, {"required": ["query"]}]))]
+#[schemars(transform = without_nulls, extend(
+    "oneOf" = [{"required": ["flavor"]}, {"required": ["query"]}],
+    "if" = {"required": ["boot"]},
+    "then" = {"properties": {"image": false, "sha256": false, "volumes": {"maxItems": Attachment::MOST - 1}}}
+))]
 pub(crate) struct InstanceEntry {
     /// So many, called by the name and a number from 1 on; without it one, called by the name alone.
     #[serde(default)]
+    #[schemars(with = "Count")]
     pub(crate) count: Option<Count>,
     /// What room each takes: a flavor's name. Either this or `query`.
     #[serde(default)]
+    #[schemars(with = "CatalogName")]
     pub(crate) flavor: Option<CatalogName>,
     /// What room each takes: a resources query.
     #[serde(default)]
+    #[schemars(with = "Query")]
     pub(crate) query: Option<Query>,
     /// What to boot: a URL, the name of an image (of `images` in schedule.yaml, or of the catalogue), or a copy of the disk of
     /// `volume:NAME` or `instance:NAME`; without it the `image` of schedule.yaml.
     #[serde(default)]
+    #[schemars(with = "AnyText")]
     pub(crate) image: Option<String>,
     /// The SHA-256 that the image must have, in hex.
     #[serde(default)]
-    pub(crate) sha256: Option<String>,
+    #[schemars(with = "Digest")]
+    pub(crate) sha256: Option<Digest>,
     /// Which of the file's volumes it boots from, in the place of an image; of several instances, each from that of its own
     /// number. It has no disk of its own then, and keeps what it boots from.
     #[serde(default)]
+    #[schemars(with = "HostName")]
     pub(crate) boot: Option<HostName>,
-    /// Public ssh keys: keypairs' names, or files. An instance keeps what it was made with.
+    /// Public ssh keys: keypairs' names, or files, seen from where this file is. An instance keeps what it was made with.
     #[serde(default)]
+    #[schemars(with = "Vec<AnyText>", extend("maxItems" = input::KEYS_MAX))]
     pub(crate) keys: Vec<String>,
     /// A file given to the guest, seen from where this file is. An instance keeps what it was made with.
     #[serde(default)]
+    #[schemars(with = "AnyText")]
     pub(crate) user_data: Option<PathBuf>,
     /// The group that each is a member of.
     #[serde(default)]
+    #[schemars(with = "CatalogName")]
     pub(crate) group: Option<CatalogName>,
     /// Which of the file's volumes it has; of several instances, each that of its own number.
     #[serde(default)]
+    #[schemars(extend("maxItems" = Attachment::MOST, "uniqueItems" = true))]
     pub(crate) volumes: Vec<HostName>,
     /// What each has for labels, beside that of the stack.
     #[serde(default, deserialize_with = "once_each")]
-    #[schemars(extend("propertyNames" = keys(LABEL_KEY)))]
+    #[schemars(extend("propertyNames" = keys(LABEL_KEY), "maxProperties" = LABELS))]
     pub(crate) labels: BTreeMap<LabelKey, Word>,
     /// What each guest is told by its metadata service.
     #[serde(default, deserialize_with = "once_each")]
-    #[schemars(extend("propertyNames" = keys(METADATA_KEY)))]
+    #[schemars(extend("propertyNames" = keys(METADATA_KEY), "maxProperties" = input::METADATA_MAX))]
     pub(crate) metadata: BTreeMap<MetadataKey, Word>,
     /// What follows when a guest ends by itself.
     #[serde(default)]
+    #[schemars(with = "Policy")]
     pub(crate) restart: Option<Policy>,
-}
-
-/// Keys and values, where a key that comes twice is a mistake: the reader would take the last without a word.
-struct OnceEach<K, V>(PhantomData<(K, V)>);
-
-impl<'de, K: Deserialize<'de> + Ord + fmt::Display, V: Deserialize<'de>> Visitor<'de> for OnceEach<K, V> {
-    type Value = BTreeMap<K, V>;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("keys with values")
-    }
-
-    fn visit_unit<E>(self) -> Result<Self::Value, E> {
-        Ok(BTreeMap::new())
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut said: A) -> Result<Self::Value, A::Error> {
-        let mut once = BTreeMap::new();
-        while let Some(key) = said.next_key::<K>()? {
-            match once.entry(key) {
-                btree_map::Entry::Vacant(entry) => _ = entry.insert(said.next_value()?),
-                btree_map::Entry::Occupied(entry) => {
-                    return Err(A::Error::custom(format!("`{}` is there twice", entry.key())));
-                }
-            }
-        }
-        Ok(once)
-    }
-}
-
-fn once_each<'de, D, K, V>(deserializer: D) -> Result<BTreeMap<K, V>, D::Error>
-where
-    D: Deserializer<'de>,
-    K: Deserialize<'de> + Ord + fmt::Display,
-    V: Deserialize<'de>,
-{
-    deserializer.deserialize_any(OnceEach(PhantomData))
 }
 
 /// What can only be judged as a whole.
@@ -177,6 +166,10 @@ impl Entry for InstanceEntry {
         if count > input::METADATA_MAX {
             return Some(format!("{count} items of metadata are more than {}", input::METADATA_MAX).into());
         }
+        let count = self.keys.len();
+        if count > input::KEYS_MAX {
+            return Some(format!("{count} keys are more than {}", input::KEYS_MAX).into());
+        }
         too_many_labels(self.labels.len()).or_else(|| {
             (self.flavor.is_some() == self.query.is_some())
                 .then_some("wanted either `flavor` or `query`".into())
@@ -184,10 +177,20 @@ impl Entry for InstanceEntry {
     }
 }
 
+impl Entry for GroupEntry {
+    const SUCH_AS: &str = "keys with values, as `policy: affinity`";
+
+    fn mistake(&self) -> Option<Cow<'static, str>> {
+        None
+    }
+}
+
+/// So many labels what is of a stack may have beside the stack's.
+const LABELS: usize = input::LABELS_MAX - 1;
+
 /// What is wrong with so many labels, beside that of the stack.
 fn too_many_labels(count: usize) -> Option<Cow<'static, str>> {
-    let most = input::LABELS_MAX - 1;
-    (count > most).then(|| format!("{count} labels beside the stack's are more than {most}").into())
+    (count > LABELS).then(|| format!("{count} labels beside the stack's are more than {LABELS}").into())
 }
 
 /// One that is checked where its reader still knows its place.
@@ -209,15 +212,15 @@ impl<'de, E: Entry> Visitor<'de> for OfWhole<E> {
     }
 
     fn visit_map<A: MapAccess<'de>>(self, said: A) -> Result<Whole<E>, A::Error> {
-        let entry = E::deserialize(MapAccessDeserializer::new(said))?;
+        let entry = E::deserialize(MapAccessDeserializer::new(Once::of(said)))?;
         entry.mistake().map_or(Ok(Whole(entry)), |mistake| Err(A::Error::custom(mistake)))
     }
 }
 
-fn whole_entries<'de, D: Deserializer<'de>, E: Entry>(
+fn whole_entries<'de, D: Deserializer<'de>, K: Deserialize<'de> + Ord, E: Entry>(
     deserializer: D,
-) -> Result<BTreeMap<HostName, E>, D::Error> {
-    let whole: BTreeMap<HostName, Whole<E>> = once_each(deserializer)?;
+) -> Result<BTreeMap<K, E>, D::Error> {
+    let whole: BTreeMap<K, Whole<E>> = once_each(deserializer)?;
     Ok(whole.into_iter().map(|(name, Whole(entry))| (name, entry)).collect())
 }
 
@@ -243,21 +246,46 @@ impl JsonSchema for Count {
     }
 }
 
-/// Where a file says nothing at all.
-#[derive(Default, Deserialize)]
-#[serde(transparent)]
+/// Nothing where a file says nothing at all.
+#[derive(Default)]
 struct Said(Option<Stack>);
 
+impl<'de> Deserialize<'de> for Said {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_any(OfFile)
+    }
+}
+
+struct OfFile;
+
+impl<'de> Visitor<'de> for OfFile {
+    type Value = Said;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("keys with values")
+    }
+
+    fn visit_unit<E>(self) -> Result<Said, E> {
+        Ok(Said(None))
+    }
+
+    fn visit_map<A: MapAccess<'de>>(self, said: A) -> Result<Said, A::Error> {
+        Stack::deserialize(MapAccessDeserializer::new(Once::of(said))).map(|stack| Said(Some(stack)))
+    }
+}
+
 impl Stack {
-    /// Reads a file; what it says, and how it says it.
+    /// Reads a file, or standard input where that is `-`; what it says, and how it says it.
     ///
     /// # Errors
     /// What is wrong, with line, column and key.
-    pub(crate) fn read(path: &Path) -> Result<(Self, Source), Failure> {
+    pub(crate) fn read(file: &Path) -> Result<(Self, Source), Failure> {
+        // What it names is seen from the current directory then.
+        let path = if is_stdin(file) { Path::new("standard input") } else { file };
         let wrong = |why: String| Failure::usage(format!("{}: {why}", path.display()));
         let mut bytes = Vec::new();
         // Some files never end.
-        fs::File::open(path)
+        opened(file)
             .and_then(|file| file.take(FILE_MAX + 1).read_to_end(&mut bytes))
             .map_err(|error| wrong(format!("cannot be read: {error}")))?;
         if bytes.len() as u64 > FILE_MAX {
@@ -271,6 +299,7 @@ impl Stack {
             );
             Failure::usage(format!("{}:{line}:{column}: this is no text in UTF-8", path.display()))
         })?;
+        let Filled = parse(&text, path)?;
         let said: Said = parse(&text, path)?;
         let stack = said
             .0
@@ -341,6 +370,8 @@ fn alone<'a>(named: impl Iterator<Item = (String, &'a str)>, what: &str) -> Resu
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
+
     use super::*;
 
     fn read(text: &str) -> Result<Stack, String> {
@@ -413,9 +444,49 @@ mod tests {
             ),
             (
                 "stack: s\ninstances:\n  web: {flavor: x}\n  web: {flavor: y}\n",
-                "instances: `web` is there twice",
+                "s.yaml:4:3: instances: `web` is there twice",
             ),
-            ("stack: s\ninstances:\n  web: {flavor: x, labels: {a: b, a: c}}\n", "`a` is there twice"),
+            (
+                "stack: s\ninstances:\n  web: {flavor: x, labels: {a: b, a: c}}\n",
+                "s.yaml:3:35: instances.web.labels: `a` is there twice",
+            ),
+            (
+                "stack: s\ninstances:\n  web:\n    flavor: x\n    count: 1\n    flavor: y\n",
+                "s.yaml:6:5: instances.web: `flavor` is there twice",
+            ),
+            (
+                "stack: s\ninstances: {}\nvolumes: {}\ninstances: {}\n",
+                "s.yaml:4:1: `instances` is there twice",
+            ),
+            (
+                "stack: s\ngroups:\n  g: {policy: affinity, policy: affinity}\n",
+                "s.yaml:3:25: groups.g: `policy` is there twice",
+            ),
+            (
+                "stack: s\ngroups: {g: {policy: affinity}, g: {policy: affinity}}\n",
+                "s.yaml:2:33: groups: `g`",
+            ),
+            ("stack: s\ninstances:\n", "s.yaml:2:11: instances: nothing is said here: leave it out"),
+            (
+                "stack: s\ninstances:\n  a: {query: x, flavor: ~}\n",
+                "s.yaml:3:25: instances.a.flavor: nothing is said here",
+            ),
+            (
+                "stack: s\ninstances:\n  a: {flavor: x, keys: [me, null]}\n",
+                "s.yaml:3:29: instances.a.keys[1]: nothing is said here",
+            ),
+            (
+                "stack: s\ninstances:\n  a: {flavor: x, labels: {b: }}\n",
+                "instances.a.labels.b: nothing is said",
+            ),
+            (
+                "stack: s\ninstances:\n  a: {flavor: x, sha256: ab}\n",
+                "s.yaml:3:26: instances.a.sha256: `ab`: wanted 64",
+            ),
+            (
+                "stack: s\nvolumes:\n  a: {size: 1, sha256: ab}\n",
+                "s.yaml:3:24: volumes.a.sha256: `ab`: wanted 64",
+            ),
             (
                 "stack: s\ninstances:\n  WEB-1: {flavor: x}\n  web: {flavor: x, count: 1}\n",
                 "s.yaml:4:8: instances.web: `web-1` is an instance of `WEB-1`, too",
@@ -493,19 +564,5 @@ mod tests {
             assert!(told.contains(wanted), "{told}");
         }
         assert!(wrong.is_empty(), "{}", wrong.concat());
-    }
-
-    /// `BLESS=1` writes it anew.
-    #[test]
-    fn the_schema_that_is_published_is_that_of_the_types() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/stack.schema.json");
-        let is = format!("{}\n", serde_json::to_string_pretty(&schemars::schema_for!(Stack)).unwrap());
-        if std::env::var_os("BLESS").is_some() {
-            fs::write(path, &is).unwrap();
-        }
-        assert!(
-            fs::read_to_string(path).unwrap_or_default() == is,
-            "docs/stack.schema.json is not the types': BLESS=1"
-        );
     }
 }

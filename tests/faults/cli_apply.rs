@@ -2,12 +2,15 @@
 
 use std::{
     fs,
+    io::Write,
     process::{Child, Output, Stdio},
     time::Duration,
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_tests::{TINY, control::Control};
+use ec_model::{Instance, decode, encode};
+use ec_store::Store;
+use ec_tests::{TINY, control::Control, program};
 use serde_json::Value;
 
 const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
@@ -180,12 +183,12 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
         (
             format!("stack: s\ninstances:\n  new: {{sha256: ab, query: \"{TINY}\"}}\n"),
             2,
-            "shop.yaml:3:17: instances.new.sha256: the digest `ab` is not a SHA-256",
+            "shop.yaml:3:17: instances.new.sha256: `ab`: wanted 64 hexadecimal digits",
         ),
         (
             format!("stack: s\ninstances:\n  new:\n    keys: [me, none]\n    query: \"{TINY}\"\n"),
             2,
-            "shop.yaml:4:16: instances.new.keys[1]: the file none cannot be read",
+            "shop.yaml:4:16: instances.new.keys[1]: the file ",
         ),
         (
             format!("stack: s\ninstances:\n  new:\n    user_data: none\n    query: \"{TINY}\"\n"),
@@ -196,6 +199,125 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
         refused(&control, &text, code, wanted)?;
         assert_eq!((control.count("instances/").await?, control.count("groups/").await?), (1, 1), "{text}");
     }
+    Ok(())
+}
+
+/// Has a record be as something else than `apply` left it.
+async fn leave(control: &Control, name: &str, change: impl Fn(&mut Instance)) -> Result<()> {
+    for pair in control.store.list(&control.keys.instances()).await?.pairs {
+        let mut record: Instance = decode(&pair.value)?;
+        if record.name.as_deref() == Some(name) {
+            change(&mut record);
+            control.put(pair.key, encode(&record)).await?;
+        }
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_same_file_comes_to_rest_whatever_its_words_mean_by_now() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let add = |digest: &str| {
+        let url = "https://images.example/debian.qcow2";
+        control.done(&["image", "add", "debian", url, "--sha256", &digest.repeat(64)])
+    };
+    add("a")?;
+    let says = |image: &str| {
+        let all = format!("stack: shop\ninstances:\n  web: {{query: \"{TINY}\"{image}}}\n");
+        file(&control, &format!("{all}volumes:\n  root: {{size: 1, image: debian}}\n"))
+    };
+    let path = says(", image: debian")?;
+    assert_eq!(applied(&control, &path, &[], 0)?.0, ["run web", "create root"]);
+    assert_eq!(applied(&control, &path, &["--diff"], 0)?, (nothing(), String::new()));
+    // A point release.
+    control.done(&["image", "delete", "debian"])?;
+    add("b")?;
+    let (done, told) = applied(&control, &path, &["--diff"], 0)?;
+    assert_eq!(done, ["keep web"], "of a volume it matters once");
+    let images = "= web: its image is https://images.example/debian.qcow2 (digest aaaaaaaaaaaa…): ";
+    ensure!(told.starts_with(images) && told.contains("bbbbbbbbbbbb…), and what it wrote is lost"), "{told}");
+    assert_eq!(applied(&control, &path, &[], 0)?.0, ["keep web"]);
+    // Who restores its disk from a snapshot, and who grew it and reverted the rest.
+    leave(&control, "web", |record| {
+        record.spec.image = ec_model::ImageRef::at("volume:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
+        record.spec.query = format!("{TINY},DISK_GB:9").replace("DISK_GB:1,", "");
+    })
+    .await?;
+    let (done, told) = applied(&control, &path, &[], 0)?;
+    assert_eq!(done, ["keep web", "keep web"]);
+    ensure!(told.contains("= web: its disk has 9 GB") && !told.contains('!'), "{told}");
+    // Another word is a wish, which is told until it is so.
+    leave(&control, "web", |record| record.spec.image = ec_model::ImageRef::at("https://images.example/1"))
+        .await?;
+    let (done, told) = applied(&control, &says(", image: \"https://images.example/2\"")?, &[], 1)?;
+    assert_eq!(done, ["stands web", "keep web"]);
+    ensure!(told.contains("! web: its image is https://images.example/1: `eschedule rebuild`"), "{told}");
+    // What a volume was made of may be gone.
+    control.done(&["image", "delete", "debian"])?;
+    assert_eq!(applied(&control, &says("")?, &[], 0)?.0, ["keep web", "keep web"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_comes_from_standard_input_is_read_once_and_files_lie_beside_the_file() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let public = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ me\n";
+    let piped = |arguments: &[&str], text: &str| -> Result<Output> {
+        let mut command = control.command(arguments);
+        // Where no file is that could be meant.
+        command.current_dir("/").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut child = command.spawn()?;
+        child.stdin.take().context("no pipe")?.write_all(text.as_bytes())?;
+        Ok(child.wait_with_output()?)
+    };
+    let done = |arguments: &[&str], text: &str| -> Result<String> {
+        let output = piped(arguments, text)?;
+        ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    ensure!(done(&["keypair", "add", "me", "-"], public)?.contains("AAAAC3NzaC1lZDI1NTE5"));
+    done(&["run", "one", "--query", TINY, "--user-data", "-"], "#!/bin/sh\n")?;
+    done(&["run", "two", "--query", TINY, "--key", "-"], public)?;
+    let shown =
+        control.done(&["show", "one", "-o", "json"])? + &control.done(&["show", "two", "-o", "json"])?;
+    ensure!(shown.contains("\"user_data_bytes\": 10") && shown.contains("AAAAC3NzaC1lZDI1NTE5"), "{shown}");
+    let output = piped(&["run", "x", "--query", TINY, "--user-data", "-", "--key", "-"], public)?;
+    ensure!(output.status.code() == Some(2) && error(&output).contains("read once"), "{output:?}");
+
+    // Beside the file, wherever whoever applies is.
+    fs::create_dir(control.directory().join("keys"))?;
+    for name in ["me.pub", "keys/me.pub", "-"] {
+        fs::write(control.directory().join(name), public)?;
+    }
+    let says = |stack: &str, more: &str| {
+        format!("stack: {stack}\ninstances:\n  {stack}: {{query: \"{TINY}\"{more}}}\n")
+    };
+    let path = file(&control, &says("shop", ", keys: [me.pub, keys/me.pub, me], user_data: \"-\""))?;
+    done(&["apply", "-f", &path], "")?;
+    assert_eq!(done(&["apply", "-f", &path, "--diff", "-o", "name"], "")?, "");
+    ensure!(
+        control
+            .done(&["show", "shop", "-o", "json"])?
+            .contains(&format!("\"user_data_bytes\": {}", public.len()))
+    );
+
+    let told = error(&piped(&["apply", "-f", "-"], &says("piped", ", keys: [me.pub]"))?);
+    let wanted = ": instances.piped.keys[0]: the file me.pub cannot be read";
+    ensure!(told.contains("eschedule: standard input:3:") && told.contains(wanted), "{told}");
+    done(&["apply", "-f", "-"], &says("piped", ""))?;
+    assert_eq!(done(&["apply", "-f", "-", "--diff", "-o", "name"], &says("piped", ""))?, "");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn the_schema_is_printed_wherever_one_is() -> Result<()> {
+    let nowhere = std::process::Command::new(program("eschedule"))
+        .args(["--config", "/nowhere.yaml", "apply", "--schema"])
+        .output()?;
+    let schema: Value = serde_json::from_slice(&nowhere.stdout)?;
+    assert_eq!(schema["title"], "A stack of etcd-compute");
     Ok(())
 }
 

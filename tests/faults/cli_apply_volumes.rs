@@ -226,7 +226,9 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
     control
         .done(&["volume", "create", "far", "--size", "5", "--label", "stack=s", "--node", "b", "--wait"])?;
     control.done(&["volume", "create", "own", "--size", "5", "--wait"])?;
-    control.done(&["image", "add", "roomy", "https://images.example/x.qcow2", "--min-disk", "2"])?;
+    let digest = "b".repeat(64);
+    let roomy = ["roomy", "https://images.example/x.qcow2", "--min-disk", "2", "--sha256", &digest];
+    control.done(&[&["image", "add"], &roomy[..]].concat())?;
     for (text, code, wanted) in [
         (
             "stack: s\nvolumes:\n  data: {size: 4}\n".to_owned(),
@@ -242,6 +244,11 @@ async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result
             "stack: s\nvolumes:\n  new: {size: 5, image: none}\n".to_owned(),
             1,
             "shop.yaml:3:25: volumes.new.image: there is no image `none`",
+        ),
+        (
+            format!("stack: s\nvolumes:\n  new: {{size: 5, image: roomy, sha256: {}}}\n", "a".repeat(64)),
+            2,
+            "shop.yaml:3:40: volumes.new.sha256: the digest demands aaaa",
         ),
         (
             "stack: s\nvolumes:\n  new: {image: \"volume:none\"}\n".to_owned(),

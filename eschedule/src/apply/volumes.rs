@@ -8,15 +8,15 @@ use ec_cloud::{
     node_of_copy, node_to_come_to, room_of, until_active, until_free,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
-use ec_runtime::exit::{FAILED, Failure};
+use ec_runtime::exit::Failure;
 
 use super::{Applied, LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack, words};
 use crate::{
     config::Session,
     run,
     shown::Shown,
-    spec::image_ref,
-    stack::{NamedVolume, Place, Source, Stack, is_copy},
+    spec::{IN_FILE, Mistake, Part, demanded},
+    stack::{NamedVolume, Place, Source, Stack, VolumeEntry},
 };
 
 /// The volumes of the file, those of an instance in the order of its list.
@@ -41,13 +41,14 @@ pub(super) async fn wished(
         let mut placed = records.filter(|record| record.assigned.is_some());
         let is_there = placed.any(|record| record.name.as_ref().is_some_and(is_called));
         let (mut image, mut copied_on) = (None, None);
-        if let Some(text) = &says.image {
-            match seed(session, text, says.size.map(|size| size.0), is_there).await {
-                Ok((found, node)) => (image, copied_on) = (Some(found), node),
-                // Of what it was made a copy may be gone since.
-                Err(failure) if is_there && is_copy(text) && failure.code == FAILED => {}
-                Err(failure) => return Err(source.wrong(&Place::of(&["volumes", entry, "image"]), failure)),
-            }
+        // One that is there was made of something, which may be gone since.
+        if let Some(text) = says.image.as_ref().filter(|_| !is_there) {
+            let found = seed(session, text, says).await;
+            let (found, node) = found.map_err(|Mistake { part, failure }| {
+                let key = if part == Part::Sha256 { "sha256" } else { "image" };
+                source.wrong(&Place::of(&["volumes", entry, key]), failure)
+            })?;
+            (image, copied_on) = (Some(found), node);
         }
         wished.push(WishedVolume {
             size_gb: says.size.map(|size| size.0),
@@ -62,19 +63,17 @@ pub(super) async fn wished(
     Ok(wished)
 }
 
-/// What a volume is made of, and where that lies which one that there is not yet is to be a copy of.
+/// What a volume that there is not yet is made of, and where that lies which it is to be a copy of.
 async fn seed(
     session: &Session,
     text: &str,
-    size_gb: Option<u64>,
-    is_there: bool,
-) -> Result<(ImageRef, Option<NodeId>), Failure> {
-    let image = image_ref(session, text, None).await?;
-    if is_there {
-        return Ok((image, None));
-    }
+    says: &VolumeEntry,
+) -> Result<(ImageRef, Option<NodeId>), Mistake> {
+    let digest = says.sha256.as_ref().map(|digest| digest.0.as_str());
+    let image = demanded(session, text, digest, &IN_FILE).await?;
+    let size_gb = says.size.map(|size| size.0);
     let new = NewVolume { size_gb, image: Some(image.clone()), ..NewVolume::default() };
-    Ok((image, node_of_copy(&session.cloud, &new).await?))
+    Ok((image, node_of_copy(&session.cloud, &new).await.map_err(Failure::from)?))
 }
 
 /// A mistake of the file's, with its place.

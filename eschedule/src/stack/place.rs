@@ -59,9 +59,9 @@ impl Source {
         Failure { message: format!("{}{at}: {place}: {}", self.path.display(), failure.message), ..failure }
     }
 
-    /// A file that is told as seen from where this one is.
-    pub(crate) fn beside(&self, file: &Path) -> PathBuf {
-        self.path.parent().map_or_else(|| file.to_owned(), |directory| directory.join(file))
+    /// Where files lie that this one names.
+    pub(crate) fn directory(&self) -> PathBuf {
+        self.path.parent().map(Path::to_owned).unwrap_or_default()
     }
 
     /// Line and column of what stands there; where nothing does, of what is around it.

@@ -68,7 +68,23 @@ pub(super) const HOST_NAME: &str = concat!(
 );
 pub(super) const LABEL_KEY: &str = "^(?!stack$)[A-Za-z0-9_.:/-]{1,63}$";
 pub(super) const METADATA_KEY: &str = "^[A-Za-z0-9_.: -]{1,255}$";
+const SHA256: &str = "^[0-9A-Fa-f]{64}$";
+/// One `resources=CLASS:AMOUNT` at least; the rest is left to its reader, who knows what may be escaped where.
+const QUERY: &str = "^[?]*([^&]*&)*(resources|[^&=]*%)[^&=]*=[^&]*(:|%3[Aa])";
 const WORD: &str = "^[^\\u0000-\\u001f\\u007f-\\u009f]{0,255}$";
+
+/// A text of which only shows elsewhere whether it will do.
+pub(super) struct AnyText;
+
+impl JsonSchema for AnyText {
+    fn schema_name() -> Cow<'static, str> {
+        "Text".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": ["string", "number", "boolean"]})
+    }
+}
 
 /// What the keys of a map are.
 pub(super) fn keys(pattern: &str) -> serde_json::Value {
@@ -107,10 +123,16 @@ checked!(MetadataKey, "1 to 255 letters, digits, blanks, and - _ . :", text(META
 checked!(Word, "one line of at most 255 characters", text(WORD), |text: &str| {
     input::line(text, 255).map(drop)
 });
+checked!(Digest, "a SHA-256: 64 hexadecimal digits", text(SHA256), |text: &str| {
+    match input::is_sha256(text) {
+        true => Ok(()),
+        false => Err("wanted 64 hexadecimal digits".to_owned()),
+    }
+});
 checked!(
     Query,
     "a resources query, for example resources=VCPU:1,MEMORY_MB:512",
-    json_schema!({"type": "string"}),
+    json_schema!({"type": "string", "pattern": QUERY}),
     |text: &str| { ResourceQuery::parse(text).map(drop).map_err(|error| error.to_string()) }
 );
 
@@ -137,19 +159,20 @@ mod tests {
             Self { what, pattern: Regex::with_flags(pattern, "u").unwrap(), is_read }
         }
 
-        fn all() -> [Self; 5] {
+        fn all() -> [Self; 6] {
             [
                 Self::of::<CatalogName>("name"),
                 Self::of::<HostName>("hostname"),
                 Self::of::<LabelKey>("label's key"),
                 Self::of::<MetadataKey>("metadata's key"),
                 Self::of::<Word>("value"),
+                Self::of::<Digest>("digest"),
             ]
         }
 
         /// That both say the same of it.
         fn agree(text: &str) -> Result<(), String> {
-            thread_local!(static ALL: [Both; 5] = Both::all());
+            thread_local!(static ALL: [Both; 6] = Both::all());
             ALL.with(|all| {
                 let differs = |both: &&Both| both.pattern.find(text).is_some() != (both.is_read)(text);
                 let told =
@@ -187,6 +210,7 @@ mod tests {
             "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
             "7D3C1F0A2B4E4C559A7E0123456789AB",
             "7d3c1f0a2b4e4c559a7e0123456789a",
+            "0123456789abcdefABCDEF0123456789abcdefABCDEF0123456789abcdefABCD",
             "urn:uuid:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab",
             "{7d3c1f0a-2b4e-4c55-9a7e-0123456789ab}",
             "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab.a",
@@ -198,10 +222,31 @@ mod tests {
             texts.push(format!("{}a", "a.".repeat(length / 2)));
             texts.push(format!("{}.b", "a".repeat(length)));
         }
+        texts.extend([63, 64, 65].map(|length| "F".repeat(length)));
         // Each character that is not alike by itself, within what is taken.
         texts.extend((0..=0x100).filter_map(char::from_u32).flat_map(|c| [c.to_string(), format!("a{c}b")]));
         let wrong: Vec<String> = texts.iter().filter_map(|text| Both::agree(text).err()).collect();
         assert!(wrong.is_empty(), "{wrong:#?}");
+    }
+
+    #[test]
+    fn the_schema_takes_queries_and_nothing_that_asks_for_nothing() {
+        let query = Both::of::<Query>("query");
+        for (text, is_one) in [
+            ("resources=VCPU:1,MEMORY_MB:1", true),
+            ("?limit=1&&required=A&resources_d=DISK_GB:1", true),
+            ("%72esources=VCPU%3A1", true),
+            ("x", false),
+            ("", false),
+            ("small", false),
+            ("VCPU:1", false),
+            ("required=A:1", false),
+            ("resources=VCPU", false),
+            ("resources", false),
+        ] {
+            let both = (query.pattern.find(text).is_some(), (query.is_read)(text));
+            assert_eq!(both, (is_one, is_one), "{text}");
+        }
     }
 
     proptest! {
@@ -216,9 +261,18 @@ mod tests {
                 "[0-9A-Fa-f]{7,8}(-?[0-9A-Fa-f]{4}){3}-?[0-9A-Fa-f]{11,13}",
                 "[a-c\u{1f}\u{20}\u{7e}-\u{a1}]{0,6}",
                 "s?stack[a-z]?",
+                "[0-9A-Fa-f]{63,65}",
             ],
         ) {
             prop_assert_eq!(Both::agree(&text), Ok(()));
+        }
+
+        #[test]
+        fn the_schema_takes_each_query_that_its_reader_takes(
+            text in "[?]{0,2}(&|limit=1|required=[A,]{1,3}|resources(_a)?=[A-Z]{1,3}(:|%3A|%3a|,)[0-9]{1,2}(,B:1)?|%72esources=A:1){0,4}",
+        ) {
+            let query = Both::of::<Query>("query");
+            prop_assert!(query.pattern.find(&text).is_some() || !(query.is_read)(&text), "{}", text);
         }
     }
 }

@@ -11,29 +11,44 @@ use serde::{
 };
 
 use super::{
-    Count, Entry, InstanceEntry, Place, Source, Stack, numbered, once_each,
-    texts::{HostName, LABEL_KEY, LabelKey, Word, keys},
+    Count, Entry, InstanceEntry, LABELS, Place, Source, Stack, numbered, once_each,
+    schema::without_nulls,
+    texts::{AnyText, Digest, HostName, LABEL_KEY, LabelKey, Word, keys},
     too_many_labels,
 };
+
+/// What a copy of a disk begins with, as editors are told.
+const COPY: &str = "^(volume|instance):";
 
 /// One volume, or several that are alike.
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
-#[schemars(extend("anyOf" = [{"required": ["size"]}, {"required": ["image"], "properties": {"image": {"pattern": "^(volume|instance):"}}}]))]
+#[schemars(transform = without_nulls, extend(
+    "anyOf" = [{"required": ["size"]}, {"required": ["image"], "properties": {"image": {"pattern": COPY}}}],
+    "if" = {"required": ["sha256"]},
+    "then" = {"required": ["image"], "properties": {"image": {"not": {"pattern": COPY}}}}
+))]
 pub(crate) struct VolumeEntry {
     /// So many, called by the name and a number from 1 on; without it one, called by the name alone.
     #[serde(default)]
+    #[schemars(with = "Count")]
     pub(crate) count: Option<Count>,
     /// How large, in GiB. It may grow, and never shrinks; without it, as large as what it is a copy of.
     #[serde(default)]
+    #[schemars(with = "Gigabytes")]
     pub(crate) size: Option<Gigabytes>,
     /// What it is made of: an image's name or URL, or as a copy `volume:NAME` or `instance:NAME`; without it, it is
     /// empty. A volume keeps what it was made with.
     #[serde(default)]
+    #[schemars(with = "AnyText")]
     pub(crate) image: Option<String>,
+    /// The SHA-256 that the image must have, in hex.
+    #[serde(default)]
+    #[schemars(with = "Digest")]
+    pub(crate) sha256: Option<Digest>,
     /// What each has for labels, beside that of the stack.
     #[serde(default, deserialize_with = "once_each")]
-    #[schemars(extend("propertyNames" = keys(LABEL_KEY)))]
+    #[schemars(extend("propertyNames" = keys(LABEL_KEY), "maxProperties" = LABELS))]
     pub(crate) labels: BTreeMap<LabelKey, Word>,
 }
 
@@ -47,12 +62,17 @@ impl Entry for VolumeEntry {
                     .into(),
             );
         }
+        if self.sha256.is_some() && self.image.as_deref().is_none_or(is_copy) {
+            return Some(
+                "`sha256` goes with an image: nobody knows a digest of an empty disk, or of a copy".into(),
+            );
+        }
         too_many_labels(self.labels.len())
     }
 }
 
 /// Whether what it is made of is another disk.
-pub(crate) fn is_copy(image: &str) -> bool {
+fn is_copy(image: &str) -> bool {
     image.starts_with(OF_VOLUME) || image.starts_with(OF_INSTANCE)
 }
 
@@ -138,8 +158,9 @@ impl Stack {
         let mut holders: BTreeMap<String, &str> = BTreeMap::new();
         for (HostName(entry), says) in &self.instances {
             let place = Place::of(&["instances", entry, "volumes"]);
-            if says.volumes.len() > Attachment::MOST {
-                let why = format!("{} volumes are more than {}", says.volumes.len(), Attachment::MOST);
+            let count = says.volumes.len() + usize::from(says.boot.is_some());
+            if count > Attachment::MOST {
+                let why = format!("{count} volumes are more than {}", Attachment::MOST);
                 return Err(source.wrong(&place, Failure::usage(why)));
             }
             let boot = Place::of(&["instances", entry, "boot"]);
