@@ -132,6 +132,9 @@ pub(crate) enum VolumeCommand {
         /// What it is made of: volume:NAME, a snapshot's copy of it as volume:SNAPSHOT/NAME, or an image
         #[arg(value_name = "DISK|IMAGE", value_parser = NonEmptyStringValueParser::new())]
         of: String,
+        /// The SHA-256 that the image must have, in hex
+        #[arg(long, value_name = "DIGEST")]
+        sha256: Option<String>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -158,6 +161,10 @@ pub(crate) struct Creating {
     /// Make it of this image: a name or a URL; or as a copy, of volume:NAME or of the disk of instance:NAME
     #[arg(long, value_name = "IMAGE|URL", conflicts_with = "copy_of")]
     image: Option<String>,
+
+    /// The SHA-256 that the image must have, in hex
+    #[arg(long, value_name = "DIGEST", requires = "image")]
+    sha256: Option<String>,
 
     /// Make it a copy of this volume as it is now, also while an instance writes it; as `--image volume:VOLUME`
     #[arg(long, value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
@@ -247,9 +254,9 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
                 NewVolume { name: Some(name), image: Some(image), snapshot: true, ..NewVolume::default() };
             make(session, &new, waiting, output).await
         }
-        VolumeCommand::Restore { volume, of, waiting } => {
+        VolumeCommand::Restore { volume, of, sha256, waiting } => {
             let volume = certain(session, &volume).await?;
-            let image = image_ref(session, &of, None).await?;
+            let image = image_ref(session, &of, sha256.as_deref()).await?;
             let patience = Patience::new(waiting)?;
             remake(session, volume, &image, &patience).await?;
             show_asked(session, volume, output).await
@@ -327,7 +334,7 @@ async fn create(session: &Session, creating: Creating, output: Output) -> Result
     };
     let copied = creating.copy_of.as_ref().map(|volume| format!("{OF_VOLUME}{volume}"));
     let image = match copied.as_ref().or(creating.image.as_ref()) {
-        Some(image) => Some(image_ref(session, image, None).await?),
+        Some(image) => Some(image_ref(session, image, creating.sha256.as_deref()).await?),
         None => None,
     };
     let labels: BTreeMap<String, String> = once_each("--label", &creating.label)?;

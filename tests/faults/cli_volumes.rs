@@ -9,6 +9,8 @@ use serde_json::Value;
 
 const SOME: &[(&str, u64)] = &[("VCPU", 64), ("MEMORY_MB", 1 << 16), ("DISK_GB", 20)];
 
+const DIGEST: &str = "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa";
+
 fn json(control: &Control, arguments: &[&str]) -> Result<Value> {
     Ok(serde_json::from_str(&control.done(&[&["volume"], arguments, &["-o", "json"]].concat())?)?)
 }
@@ -69,6 +71,15 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["create", "x", "--image", "instance:web", "--node", "h2"], 1, "is copied there only"),
         (&["create", "x", "--image", "instance:web", "--size", "0"], 2, "too few"),
         (&["create", "x", "--copy-of", "data", "--image", "file:///x"], 2, "cannot be used with"),
+        (&["create", "x", "--size", "1", "--sha256", DIGEST], 2, "required arguments"),
+        (
+            &["create", "x", "--size", "1", "--image", "file:///x", "--sha256", "ab"],
+            2,
+            "`ab` is not a SHA-256",
+        ),
+        (&["create", "x", "--image", "volume:data", "--sha256", DIGEST], 2, "--sha256 goes with an image"),
+        (&["restore", "data", "volume:data", "--sha256", DIGEST], 2, "--sha256 goes with an image"),
+        (&["restore", "data", "file:///x", "--sha256", "ab"], 2, "`ab` is not a SHA-256"),
         (&["show", "web"], 1, "no volume of project"),
         (&["show", &web.to_string()], 1, "is an instance and no volume"),
         (&["attach", "data", "none"], 1, "no instance of project"),
@@ -118,6 +129,15 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     refused(&control, &["clone", "data", "copy"], 1, "short by")?;
     // Named twice it is deleted once.
     assert_eq!(control.done(&["volume", "delete", "fill", "fill"])?, "DELETING VOLUME fill\n");
+
+    // What has to have a digest is asked for with it, and so is what it is made anew of.
+    let of = ["--image", "https://images.example/x.qcow2", "--sha256", &DIGEST.to_uppercase()];
+    let whole = made(&control, there, &[&["whole", "--size", "1", "--node", "h2"], &of[..]].concat()).await?;
+    let demanded =
+        async |volume| anyhow::Ok(control.record(volume).await?.context("a record")?.spec.image.sha256);
+    assert_eq!(demanded(whole).await?.as_deref(), Some(DIGEST));
+    json(&control, &["restore", "data", "https://images.example/x.qcow2", "--sha256", DIGEST])?;
+    assert_eq!(demanded(data).await?.as_deref(), Some(DIGEST));
 
     // A name is one volume's, and an instance may have it, too.
     runs(&control, here, "data").await?;
