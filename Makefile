@@ -36,7 +36,7 @@ help:
 	@echo "make check      formatting, lints, dependencies and their licences"
 	@echo "make deny       the last of these alone"
 	@echo "make fuzz       random histories of an instance, and each parser of outside data for a minute"
-	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..3000)"
+	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..3000; 17 is one)"
 	@echo "make guards     which comparisons of transactions that simulation misses when they are left out, all or PLACES (file:line)"
 	@echo "make mutants    what the tests of the pure crates notice of each thing made wrong in them"
 	@echo "make mutants-changed  the same of what changed in the last twenty commits, or since SINCE"

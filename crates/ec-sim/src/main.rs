@@ -54,7 +54,11 @@ fn main() -> Result<ExitCode> {
     match seeds.split_once("..") {
         None => {
             let seed = seed(&seeds)?;
-            one(|| run(seed))
+            let ended = one(|| run(seed))?;
+            if ended == ExitCode::SUCCESS {
+                println!("1 history, that of seed {seed}; 0..{seed} plays so many");
+            }
+            Ok(ended)
         }
         Some((first, end)) => many(seed(first)?..seed(end)?, arguments.jobs, arguments.first),
     }
