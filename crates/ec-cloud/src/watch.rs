@@ -9,7 +9,7 @@ use std::{
     sync::Arc,
 };
 
-use ec_model::{InstanceId, Keyspace, NodeId, input::LabelSelector};
+use ec_model::{Instance, InstanceId, Keyspace, NodeId, Rebuild, Request, Status, input::LabelSelector};
 use ec_store::{Change, Event, FollowOptions, KeyValue, follow};
 use serde::Serialize;
 
@@ -148,8 +148,16 @@ impl Board {
                 let (request, status) = (pairs.request.as_ref(), pairs.status.as_ref());
                 let (request, status) = (read(request, *node, instance), read(status, *node, instance));
                 let view = View::brief(instance, *node, true, &request, &status);
+                let view = View {
+                    request: request.record().cloned().map(Box::new),
+                    status: status.record().cloned().map(Box::new),
+                    ..view
+                };
                 Some(match record {
-                    Some(Ok(record)) => view.with(&record).wished(&record, &request, &status),
+                    Some(Ok(record)) => {
+                        let view = view.with(&record).wished(&record, &request, &status);
+                        View { record: Some(Box::new(record)), ..view }
+                    }
                     Some(Err(why)) => self.as_told(view.without_record(&why)),
                     // Gone with the wish for its end, which takes a while.
                     None => self.as_told(view),
@@ -204,10 +212,50 @@ impl Board {
     }
 }
 
-/// Whether nobody would see a difference.
+/// Whether nobody would see a difference, in `list` or in `show`: but for times, and for how far a step is.
 fn same(a: &View, b: &View) -> bool {
-    (&a.name, a.node, &a.state, a.ip, &a.labels, &a.reason, &a.doing, &a.resources)
-        == (&b.name, b.node, &b.state, b.ip, &b.labels, &b.reason, &b.doing, &b.resources)
+    (&a.name, a.node, &a.state, a.ip, &a.labels, &a.group, &a.reason, &a.doing, &a.resources)
+        == (&b.name, b.node, &b.state, b.ip, &b.labels, &b.group, &b.reason, &b.doing, &b.resources)
+        && same_records(a, b)
+}
+
+/// The same of what only `show` tells. Of what is gone, while others speak of the instance still, nobody sees a difference.
+fn same_records(a: &View, b: &View) -> bool {
+    fn both<R>(a: Option<&R>, b: Option<&R>, same: impl Fn(&R, &R) -> bool) -> bool {
+        a.zip(b).is_none_or(|(a, b)| same(a, b))
+    }
+    let image = |view: &View| {
+        let request = view.request.as_ref()?;
+        let came = view.status.as_ref().and_then(|status| status.rebuilt.as_ref());
+        Some(Rebuild::disk(request.rebuild.as_ref(), &request.spec.as_ref()?.image, came).clone())
+    };
+    let wanted = |a: &Instance, b: &Instance| {
+        let of = |it: &Instance| (it.locked.clone(), it.before.clone(), it.spec.metadata.clone());
+        of(a) == of(b)
+    };
+    let asked = |a: &Request, b: &Request| {
+        let of = |it: &Request| (it.restart, it.power.power, it.spec.as_ref().map(|spec| spec.query.clone()));
+        of(a) == of(b)
+    };
+    let told = |a: &Status, b: &Status| {
+        let failed = |it: &Status| {
+            [
+                it.rebuilt.clone().and_then(|came| came.failed),
+                it.rescued.clone().and_then(|came| came.failed),
+                it.resized.clone().and_then(|came| came.failed),
+                it.volumes_failed.clone(),
+            ]
+        };
+        let volumes = |it: &Status| (it.volumes.clone(), it.volumes_changing);
+        a.addresses == b.addresses
+            && volumes(a) == volumes(b)
+            && a.console == b.console
+            && failed(a) == failed(b)
+    };
+    both(a.record.as_deref(), b.record.as_deref(), wanted)
+        && both(a.request.as_deref(), b.request.as_deref(), asked)
+        && both(a.status.as_deref(), b.status.as_deref(), told)
+        && both(image(a).as_ref(), image(b).as_ref(), |a, b| a == b)
 }
 
 /// Watches until `seen` has an error, which it answers.
@@ -281,7 +329,7 @@ pub async fn watch<E: From<CloudError>>(
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{Assigned, Instance, State, encode};
+    use ec_model::{Assigned, State, encode};
     use serde_json::json;
 
     use super::*;
@@ -340,6 +388,46 @@ mod tests {
         let key = Keyspace::default().status(node(), id(1));
         let of = board.set(Kind::Status, &key, None).into_iter().collect();
         assert_eq!(told(&mut board, of), [(What::Gone, "ACTIVE".into())]);
+    }
+
+    #[test]
+    fn what_only_show_tells_is_told_once_too_but_for_how_far_a_step_is() {
+        let mut board = Board::new(Keyspace::default(), Watched::default());
+        let (is, has) = (record(1, "web", "p"), status(1, State::Active, Some("10.0.0.1")));
+        board.set(Kind::Record, &is.key.clone(), Some(is.clone()));
+        board.set(Kind::Status, &has.key.clone(), Some(has.clone()));
+        assert_eq!(told(&mut board, [id(1)].into()), [(What::New, "ACTIVE".into())]);
+        let mut set = |kind, pair: &KeyValue, field: &str, value: serde_json::Value| {
+            let mut text: serde_json::Value = serde_json::from_slice(&pair.value).unwrap();
+            text[field] = value;
+            let pair = KeyValue { value: text.to_string().into_bytes(), ..pair.clone() };
+            let mut again = || {
+                let of = board.set(kind, &pair.key, Some(pair.clone())).into_iter().collect();
+                told(&mut board, of).len()
+            };
+            (again(), again())
+        };
+        let image = json!({"url": ""});
+        for (kind, pair, field, value) in [
+            (Kind::Record, &is, "locked", json!("mine")),
+            (Kind::Record, &is, "spec", json!({"query": "", "image": image, "metadata": {"a": "b"}})),
+            (Kind::Record, &is, "group", json!("apart")),
+            (
+                Kind::Status,
+                &has,
+                "addresses",
+                json!([{"ip": "10.1.0.1", "mac": "52:54:00:00:00:01", "nic": 1, "source": "arp"}]),
+            ),
+            (Kind::Status, &has, "volumes", json!([{"volume": id(9), "device": "vdb"}])),
+            (Kind::Status, &has, "volumes_failed", json!("no such disk")),
+        ] {
+            assert_eq!(set(kind, pair, field, value), (1, 0), "{field}");
+        }
+        // How it was last.
+        assert_eq!(set(Kind::Status, &has, "volumes", json!([])), (1, 0));
+        let progress = json!({"step": "image", "done": 1});
+        assert_eq!(set(Kind::Status, &has, "progress", progress), (0, 0));
+        assert_eq!(set(Kind::Status, &has, "started_at", json!("1970-01-01T00:00:01Z")), (0, 0));
     }
 
     #[test]
