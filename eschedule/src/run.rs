@@ -396,7 +396,13 @@ pub(crate) async fn address(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
-    let instance = resolve(&session.cloud, instance).await?;
+    let instance = resolve(&session.cloud, instance).await.map_err(|error| match error {
+        CloudError::NotFound(_) => CloudError::NotFound(format!(
+            "no instance of project `{}` is named `{instance}`, no uuid is or begins so, and it is no resources query; `eschedule list` shows all",
+            session.cloud.project
+        )),
+        error => error,
+    })?;
     let known = find_placed(&session.cloud, instance).await?;
     let mut view = View::of(&known);
     if waiting.wait {

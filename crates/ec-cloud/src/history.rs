@@ -95,12 +95,19 @@ pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResu
 /// Nothing is known of it: [`CloudError::NotFound`].
 pub async fn history(cloud: &Cloud, text: &str) -> CloudResult<Vec<Happening>> {
     let instance = match resolve(cloud, text).await {
-        Err(CloudError::NotFound(why)) if is_beginning(text) => {
+        Err(CloudError::NotFound(why)) if is_beginning(&text.to_ascii_lowercase()) => {
             let actions = cloud.keys.all_actions();
-            match below(cloud, &format!("{actions}{text}"), &actions).await?[..] {
+            let beginning = text.to_ascii_lowercase();
+            match below(cloud, &format!("{actions}{beginning}"), &actions).await?[..] {
                 [instance] => instance,
                 _ => return Err(CloudError::NotFound(why)),
             }
+        }
+        // Names go with the wish to destroy.
+        Err(CloudError::NotFound(why)) => {
+            return Err(CloudError::NotFound(format!(
+                "{why}; one that was destroyed is told of for a day, by its uuid"
+            )));
         }
         resolved => resolved?,
     };

@@ -84,7 +84,8 @@ pub use image::{
 };
 pub use intent::{Naming, name_is_free};
 pub use lookup::{
-    Found, Known, Read, View, called_beginning, find, find_placed, list, resolve, resolve_name, standing,
+    Found, Known, Read, View, bearing, called_beginning, find, find_placed, list, resolve, resolve_name,
+    standing,
 };
 pub use members::{Membership, ROOT};
 pub use moving::{move_volume, node_to_come_to, node_with};

@@ -1,6 +1,6 @@
 //! Finding instances, and telling what is known of them.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ec_model::{
     Alive, Attachment, Blob, Desired, Doc, Handover, Instance, InstanceId, Keyspace, NodeId, Record, Request,
@@ -218,16 +218,11 @@ pub(crate) async fn resolve_as(cloud: &Cloud, kind: Workload, text: &str) -> Clo
     }
     let beginning = text.to_ascii_lowercase();
     if bearers.is_empty() && is_beginning(&beginning) {
-        let instances = cloud.keys.instances();
-        bearers = below(cloud, &format!("{instances}{beginning}"), &instances).await?;
+        bearers = beginning_so(cloud, &beginning).await?;
     }
-    let neither = match kind {
-        Workload::Machine => "neither a uuid nor a resources query",
-        Workload::Volume => "no uuid",
-    };
     only_one(bearers, kind, text, || {
         format!(
-            "no {} of project `{}` is named `{text}`, and it is {neither}; `{}` shows all",
+            "no {} of project `{}` is named `{text}`, and no uuid is or begins so; `{}` shows all",
             kind.word(),
             cloud.project,
             shows(kind)
@@ -260,13 +255,28 @@ fn only_one(
     }
 }
 
+/// By which names, in small letters, those of that kind in the project can be asked for: a name that several bear means none of them.
+pub async fn bearing(cloud: &Cloud, kind: Workload) -> CloudResult<HashMap<InstanceId, String>> {
+    let keys = cloud.store.keys(&cloud.keys.names_beginning(kind, &cloud.project, "")).await?;
+    let mut bearers: HashMap<String, Vec<InstanceId>> = HashMap::new();
+    for key in &keys {
+        if let (Some(name), Some(instance)) = (cloud.keys.parse_name(key), cloud.keys.parse_bearer(key)) {
+            bearers.entry(name).or_default().push(instance);
+        }
+    }
+    Ok(bearers
+        .into_iter()
+        .filter_map(|(name, of)| if let [one] = of[..] { Some((one, name)) } else { None })
+        .collect())
+}
+
 /// What those of that kind in the project are called that begins so; where a uuid may, uuids of any project, too.
 pub async fn called_beginning(cloud: &Cloud, kind: Workload, beginning: &str) -> CloudResult<Vec<String>> {
     let keys = cloud.store.keys(&cloud.keys.names_beginning(kind, &cloud.project, beginning)).await?;
     let mut called: Vec<String> = keys.iter().filter_map(|key| cloud.keys.parse_name(key)).collect();
-    if is_beginning(beginning) {
-        let instances = cloud.keys.instances();
-        let found = below(cloud, &format!("{instances}{beginning}"), &instances).await?;
+    let beginning = beginning.to_ascii_lowercase();
+    if is_beginning(&beginning) {
+        let found = beginning_so(cloud, &beginning).await?;
         called.extend(found.iter().map(ToString::to_string));
     }
     Ok(called)
@@ -276,6 +286,24 @@ pub async fn called_beginning(cloud: &Cloud, kind: Workload, beginning: &str) ->
 pub(crate) async fn below(cloud: &Cloud, beginning: &str, behind: &str) -> CloudResult<Vec<InstanceId>> {
     let keys = cloud.store.keys(beginning).await?;
     Ok(keys.iter().filter_map(|key| key.strip_prefix(behind)?.parse().ok()).collect())
+}
+
+/// All whose uuids begin so and of which anything is told: what is being destroyed, and what etcd lost, has no record.
+async fn beginning_so(cloud: &Cloud, beginning: &str) -> CloudResult<Vec<InstanceId>> {
+    let keys = &cloud.keys;
+    let (instances, requests, statuses) = (keys.instances(), keys.all_requests(), keys.all_statuses());
+    let recorded = format!("{instances}{beginning}");
+    let (recorded, requests, statuses) = tokio::try_join!(
+        cloud.store.keys(&recorded),
+        cloud.store.keys(&requests),
+        cloud.store.keys(&statuses)
+    )?;
+    let recorded = recorded.iter().filter_map(|key| keys.parse_instance(key).ok());
+    let asked = requests.iter().filter_map(|key| Some(keys.parse_request(key).ok()?.1));
+    let told = statuses.iter().filter_map(|key| Some(keys.parse_status(key).ok()?.1));
+    let begins = |instance: &InstanceId| instance.to_string().starts_with(beginning);
+    let all: BTreeSet<InstanceId> = recorded.chain(asked).chain(told).filter(begins).collect();
+    Ok(all.into_iter().collect())
 }
 
 /// Whether this is the first part of a uuid, as we write them.

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ec_model::{Alive, InstanceId, Node, NodeId, State, decode, input::LabelSelector};
 
-use crate::{Cloud, CloudError, CloudResult, View, intent::wanted};
+use crate::{Cloud, CloudError, CloudResult, View, intent::wanted, lookup::is_beginning};
 
 /// What of a list is wanted: all that is said must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -137,7 +137,7 @@ pub(crate) fn in_words(selectors: &[LabelSelector]) -> String {
     labels.join(" and ")
 }
 
-/// The node that the text is the uuid or the name of.
+/// The node that the text is the uuid or the name of, or whose uuid begins so, as no other's does.
 ///
 /// # Errors
 /// [`CloudError::NotFound`] where no node is called so, [`CloudError::Invalid`] where several are.
@@ -145,12 +145,28 @@ pub async fn node_named(cloud: &Cloud, text: &str) -> CloudResult<NodeId> {
     if let Ok(node) = text.parse() {
         return Ok(node);
     }
-    let all = named_nodes(cloud).await?.into_iter();
-    let found: Vec<NodeId> = all.filter(|(_, name)| name == text).map(|(node, _)| node).collect();
-    match found[..] {
-        [node] => Ok(node),
-        [] => Err(CloudError::NotFound(format!("no node is named `{text}`; `eschedule nodes` shows all"))),
-        _ => Err(CloudError::Invalid(format!("several nodes are named `{text}`: give the uuid of one"))),
+    named_so(&named_nodes(cloud).await?, text)
+}
+
+/// Of these nodes, with what each is called.
+fn named_so(all: &BTreeSet<(NodeId, String)>, text: &str) -> CloudResult<NodeId> {
+    let named: BTreeSet<NodeId> =
+        all.iter().filter(|(_, name)| name == text).map(|(node, _)| *node).collect();
+    let beginning = text.to_ascii_lowercase();
+    let begins = |node: &NodeId| is_beginning(&beginning) && node.to_string().starts_with(&beginning);
+    let found = match named.is_empty() {
+        true => all.iter().map(|(node, _)| *node).filter(begins).collect(),
+        false => named,
+    };
+    let mut found = found.into_iter();
+    match (found.next(), found.next()) {
+        (Some(node), None) => Ok(node),
+        (None, _) => Err(CloudError::NotFound(format!(
+            "no node is named `{text}`, and no node's uuid is or begins so; `eschedule nodes` shows all"
+        ))),
+        _ => {
+            Err(CloudError::Invalid(format!("several nodes are called `{text}`: give the whole uuid of one")))
+        }
     }
 }
 
@@ -227,6 +243,31 @@ mod tests {
         assert_eq!(took(Filter { labels: labels(&["role=web", "role=db"]), ..none() }), "");
         let web = Filter { labels: labels(&["role=web"]), states: vec![State::Active], ..none() };
         assert_eq!(took(web), "c");
+    }
+
+    #[test]
+    fn a_node_is_meant_by_its_name_or_else_by_a_beginning_that_no_other_has() {
+        let node = |number: u128| NodeId::new(uuid::Uuid::from_u128(number));
+        let (a, b, c) = (node(0xaaaa_1111 << 96), node(0xaaaa_2222 << 96), node(0xbbbb_0000 << 96));
+        // One was called otherwise before, and another bears what may be a beginning.
+        let all = [(a, "host1"), (a, "old"), (b, "bbbb"), (c, "host2")];
+        let all: BTreeSet<_> = all.into_iter().map(|(node, name)| (node, name.to_owned())).collect();
+        for (text, meant) in [
+            ("host1", a),
+            ("old", a),
+            ("aaaa1111", a),
+            ("AAAA1", a),
+            ("aaaa2", b),
+            ("bbbb", b),
+            ("bbbb0", c),
+            ("bbbb0000-0000", c),
+        ] {
+            assert_eq!(named_so(&all, text).unwrap(), meant, "{text}");
+        }
+        assert!(matches!(named_so(&all, "aaaa"), Err(CloudError::Invalid(_))));
+        for text in ["aaa", "cccc", "HOST1", ""] {
+            assert!(matches!(named_so(&all, text), Err(CloudError::NotFound(_))), "{text}");
+        }
     }
 
     #[test]
