@@ -8,10 +8,10 @@ use std::{
 
 use ec_cloud::{
     Acted, Ask, Awaited, Cloud, CloudError, Doomed, Verb, View, destroy_selected, find, find_placed, resolve,
-    select, until_active, until_done, until_gone,
+    resolve_name, select, until_active, until_done, until_gone,
 };
 use ec_model::{
-    Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, input::LabelSelector,
+    Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, Workload, input::LabelSelector,
 };
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
@@ -239,7 +239,7 @@ async fn each<W>(
         let outcome = match meant {
             Ok(instance) => {
                 let selectors = if named.contains(text) { &[][..] } else { &instances.label };
-                let called = if output == Output::Name { name_of(cloud, instance).await } else { None };
+                let called = if output == Output::Name { own_name_of(cloud, instance).await } else { None };
                 let asked = ask(instance, selectors).await;
                 asked.map(|(done, awaited)| Asked { word: text.clone(), done, called, awaited })
             }
@@ -285,7 +285,7 @@ async fn named_now<W>(cloud: &Cloud, output: Output, asked: Asked<W>) -> (Done, 
     let Some(instance) = done.instance.filter(|_| output == Output::Name) else {
         return (done, String::new());
     };
-    let name = name_of(cloud, instance).await.or(called);
+    let name = own_name_of(cloud, instance).await.or(called);
     (done, output::called(name.as_ref(), instance))
 }
 
@@ -353,6 +353,13 @@ async fn bears(cloud: &Cloud, instance: InstanceId, name: &str) -> bool {
 /// What an instance is called, where it has a name and that can be found out.
 async fn name_of(cloud: &Cloud, instance: InstanceId) -> Option<String> {
     find(cloud, instance).await.ok().and_then(|found| View::found(&found).name)
+}
+
+/// The same, where whoever says that name means this one: it is of the project, and nobody else bears the name.
+pub(crate) async fn own_name_of(cloud: &Cloud, instance: InstanceId) -> Option<String> {
+    let name = name_of(cloud, instance).await?;
+    let meant = resolve_name(cloud, Workload::Machine, &name).await.ok();
+    (meant == Some(instance)).then_some(name)
 }
 
 /// What is waited for of an instance on a node, and how long.

@@ -59,7 +59,7 @@ Examples:
   eschedule stop web db; eschedule start --wait --label role=front
       asks two guests to end; starts all with a label again and waits until they run
   eschedule list --state ERROR -o name
-      prints the names of instances that are in trouble
+      prints the names of instances that are in trouble, or uuids where a name means another
   eschedule destroy web
       destroys an instance, also one in ERROR or UNCLAIMED, and what a killed command left
 
@@ -346,10 +346,11 @@ pub(crate) enum Command {
     /// keys: to filter, to order, to see everything of one, to start, stop, reboot and destroy it, to see its console.
     #[command(after_help = crate::top::EXAMPLES)]
     Top(Top),
-    /// Show everything known of an instance
+    /// Show everything known of instances
+    #[command(after_help = crate::show::EXAMPLES)]
     Show {
-        /// Its uuid or name
-        instance: String,
+        #[command(flatten)]
+        instances: Instances,
     },
     /// Print what was done to an instance, by whom, when, and what came of it
     ///

@@ -3,13 +3,14 @@
 use std::io::{self, IsTerminal, Write};
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use ec_cloud::{Healed, Outcome, heal};
+use ec_cloud::{CloudError, Healed, Outcome, heal};
+use ec_model::Workload;
 use ec_runtime::exit::{Failure, tell};
 
 use crate::{
     cli::Output,
     config::Session,
-    output::{self, called},
+    output::{self, Names, called},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -41,10 +42,10 @@ pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Outp
         let found = heal(cloud, &healing.instances, true).await?;
         let count = found.iter().filter(|healed| healed.outcome == Outcome::Lost).count();
         if healing.dry_run {
-            return output::healed(output, &found);
+            return output::healed(output, &found, &names(session, output).await?);
         }
         if count == 0 {
-            output::healed(output, &found)?;
+            output::healed(output, &found, &names(session, output).await?)?;
             return left(&found);
         }
         if !(io::stdin().is_terminal() && io::stderr().is_terminal()) {
@@ -54,15 +55,20 @@ pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Outp
         }
         // For scripts there is one list, of what was done.
         if output == Output::Table {
-            output::healed(output, &found)?;
+            output::healed(output, &found, &names(session, output).await?)?;
         }
         if !agrees(count)? {
             return Err(Failure::failed("nothing was changed"));
         }
     }
     let done = heal(cloud, &healing.instances, false).await.map_err(|error| session.failed(error))?;
-    output::healed(output, &done)?;
+    output::healed(output, &done, &names(session, output).await?)?;
     left(&done)
+}
+
+/// What can be asked for by name now: what was brought back can.
+async fn names(session: &Session, output: Output) -> Result<Names, CloudError> {
+    Names::of(&session.cloud, Workload::Machine, output).await
 }
 
 /// An error where some stay as they are.

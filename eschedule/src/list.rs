@@ -2,10 +2,14 @@
 
 use clap::{Args, ValueEnum};
 use ec_cloud::{Cloud, CloudError, Filter, SortBy, node_named, resolve};
-use ec_model::{State, input::LabelSelector};
+use ec_model::{State, Workload, input::LabelSelector};
 use ec_runtime::exit::{Failure, tell};
 
-use crate::{cli::Output, config::Session, output};
+use crate::{
+    cli::Output,
+    config::Session,
+    output::{self, Names},
+};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -109,7 +113,8 @@ pub(crate) async fn list(session: &Session, listing: Listing, output: Output) ->
     };
     let limit = listing.limit.map(|limit| limit as usize);
     let page = ec_cloud::page(ec_cloud::list(cloud).await?, &filter, listing.sort.into(), after, limit)?;
-    output::instances(output, &page.views)?;
+    let names = Names::of(cloud, Workload::Machine, output).await?;
+    output::instances(output, &page.views, &names)?;
     if let Some(last) = page.views.last().filter(|_| page.more > 0) {
         tell(&format!("eschedule: {} more follow: `--after {}` goes on", page.more, last.instance));
     }

@@ -20,6 +20,7 @@ mod list;
 mod output;
 mod reach;
 mod run;
+mod show;
 mod shown;
 mod snapshot;
 mod spec;
@@ -29,13 +30,12 @@ mod top;
 mod volume;
 mod watch;
 
-use std::{fs, path::Path, process::ExitCode, time::Duration};
+use std::{collections::BTreeSet, fs, path::Path, process::ExitCode, time::Duration};
 
 use clap::CommandFactory;
 use cli::{Cli, Command, Output};
 use config::{Session, Settings};
-use ec_cloud::{View, find, resolve};
-use ec_model::{ResourceQuery, Workload};
+use ec_model::ResourceQuery;
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, print, tell},
     init_logging, install_tls_provider, shutdown_on_signals,
@@ -130,15 +130,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             top::for_people(output)?;
             top::top(&Session::open(settings).await?, top, cli.config).await
         }
-        (Some(Command::Show { instance }), _) => {
-            let session = Session::open(settings).await?;
-            let instance = resolve(&session.cloud, &instance).await?;
-            let view = View::found(&find(&session.cloud, instance).await?);
-            // Its uuid may be all that somebody has of it.
-            match view.kind {
-                Workload::Machine => output::instance(output, &view),
-                Workload::Volume => volume::show(&session, instance, output).await,
-            }
+        (Some(Command::Show { instances }), _) => {
+            show::show(&Session::open(settings).await?, &instances, output).await
         }
         (Some(Command::Events { instance }), _) => {
             events::events(&Session::open(settings).await?, &instance, output).await
@@ -156,7 +149,12 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;
-            output::nodes(output, &ec_cloud::nodes(&session.cloud).await?)?;
+            let nodes = ec_cloud::nodes(&session.cloud).await?;
+            let named = match output {
+                Output::Name => ec_cloud::named_nodes(&session.cloud).await?,
+                _ => BTreeSet::new(),
+            };
+            output::nodes(output, &nodes, &named)?;
             warn(&session).await;
             Ok(())
         }

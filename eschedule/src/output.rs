@@ -5,10 +5,14 @@ mod image;
 mod table;
 mod volume;
 
-use std::{os::fd::AsFd, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    os::fd::AsFd,
+    time::Duration,
+};
 
-use ec_cloud::{GroupView, Healed, NodeView, Outcome, StorageView, View};
-use ec_model::{Flavor, InstanceId, Keypair, Rebuild, Restart};
+use ec_cloud::{Cloud, CloudError, GroupView, Healed, NodeView, Outcome, StorageView, View, bearing};
+use ec_model::{Flavor, InstanceId, Keypair, NodeId, Rebuild, Restart, Workload};
 use ec_runtime::exit::{Failure, NOBODY_READS, print};
 use jiff::Timestamp;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -18,7 +22,7 @@ use crate::{cli::Output, cluster::Added};
 pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
-pub(crate) use volume::{snapshots, volume, volumes};
+pub(crate) use volume::{lines as volume_lines, snapshots, volume, volumes};
 
 impl Output {
     /// Prints a result: its fields, what it is called, or the lines for people.
@@ -78,15 +82,29 @@ pub(crate) fn called(name: Option<&String>, instance: InstanceId) -> String {
     name.cloned().unwrap_or_else(|| instance.to_string())
 }
 
-fn called_all(views: &[View]) -> Vec<String> {
-    views.iter().map(|view| called(view.name.as_ref(), view.instance)).collect()
+/// What scripts may call those of a kind by, of which `-o name` tells. Whoever has no name there that means it, and no other, is told
+/// by its uuid: one of another project, one whose name is free since its end is wished, one that nobody recorded.
+pub(crate) struct Names(HashMap<InstanceId, String>);
+
+impl Names {
+    /// Where names are told; nobody is asked for them elsewhere.
+    pub(crate) async fn of(cloud: &Cloud, kind: Workload, output: Output) -> Result<Self, CloudError> {
+        Ok(Self(if output == Output::Name { bearing(cloud, kind).await? } else { HashMap::new() }))
+    }
+
+    /// The word for one that bears this name, or bore it.
+    pub(crate) fn word(&self, name: Option<&String>, instance: InstanceId) -> String {
+        let means_it =
+            |name: &&String| self.0.get(&instance).is_some_and(|borne| borne.eq_ignore_ascii_case(name));
+        called(name.filter(means_it), instance)
+    }
 }
 
 /// A list of instances.
-pub(crate) fn instances(output: Output, views: &[View]) -> Result<(), Failure> {
+pub(crate) fn instances(output: Output, views: &[View], names: &Names) -> Result<(), Failure> {
     output.print(
         views,
-        || called_all(views),
+        || views.iter().map(|view| names.word(view.name.as_ref(), view.instance)).collect(),
         || {
             let header = ["INSTANCE", "NAME", "NODE", "STATE", "IP", "REASON"];
             let mut list = List::new(&header, &[0, 3, 4], &[1, 0, 3, 4, 5, 2]);
@@ -106,13 +124,13 @@ pub(crate) fn instances(output: Output, views: &[View]) -> Result<(), Failure> {
 }
 
 /// What nodes hold and etcd lacks, and what comes of it.
-pub(crate) fn healed(output: Output, list: &[Healed]) -> Result<(), Failure> {
+pub(crate) fn healed(output: Output, list: &[Healed], names: &Names) -> Result<(), Failure> {
     if matches!(output, Output::Table) {
         crate::heal::nothing(list);
     }
     output.print(
         list,
-        || list.iter().map(|healed| called(healed.name.as_ref(), healed.instance)).collect(),
+        || list.iter().map(|healed| names.word(healed.name.as_ref(), healed.instance)).collect(),
         || {
             let line = |healed: &Healed| {
                 let outcome = match healed.outcome {
@@ -160,9 +178,17 @@ pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// A list of nodes.
-pub(crate) fn nodes(output: Output, nodes: &[NodeView]) -> Result<(), Failure> {
-    let called = |node: &NodeView| if node.name == "-" { node.node.to_string() } else { node.name.clone() };
+/// A list of nodes; `named` is what each can be asked for by. One whose name means another, too, is told by its uuid.
+pub(crate) fn nodes(
+    output: Output,
+    nodes: &[NodeView],
+    named: &BTreeSet<(NodeId, String)>,
+) -> Result<(), Failure> {
+    let called = |node: &NodeView| {
+        let mut bearers = named.iter().filter(|(_, name)| *name == node.name).map(|(bearer, _)| *bearer);
+        let means_it = (bearers.next(), bearers.next()) == (Some(node.node), None);
+        if means_it { node.name.clone() } else { node.node.to_string() }
+    };
     output.print(
         nodes,
         || nodes.iter().map(called).collect(),
@@ -340,12 +366,7 @@ pub(crate) struct Deleted<'a> {
     pub(crate) state: &'a str,
 }
 
-/// All of one instance.
-pub(crate) fn instance(output: Output, view: &View) -> Result<(), Failure> {
-    output.print(view, || called_all(std::slice::from_ref(view)), || lines_of(view))
-}
-
-/// The same, as lines for people.
+/// All of one instance, as lines for people.
 pub(crate) fn lines_of(view: &View) -> String {
     let mut table = table(&[]);
     let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    acting::Patience,
+    acting::{Patience, own_name_of},
     cli::{Given, Output, Waiting},
     config::Session,
     explain,
@@ -412,7 +412,11 @@ pub(crate) async fn address(
     }
     match view.ip {
         Some(ip) => {
-            let name = called(view.name.as_ref(), instance);
+            let name = match output {
+                Output::Name => own_name_of(&session.cloud, instance).await,
+                _ => None,
+            };
+            let name = called(name.as_ref(), instance);
             output.print(&Reached { instance, state: view.state, ip }, || vec![name], || ip.to_string())
         }
         None => {

@@ -15,7 +15,7 @@ use crate::{
     acting::Patience,
     cli::{Output, Waiting},
     config::Session,
-    output,
+    output::{self, Names},
     shown::Shown,
     spec::once_each,
     volume::{called, delete, make, named, remake, tell_acted},
@@ -127,9 +127,12 @@ pub(crate) async fn snapshot(
         SnapshotCommand::List => {
             let mut all = ec_cloud::volumes(cloud).await?;
             all.retain(|volume| volume.snapshot);
-            output::snapshots(output, &all)
+            output::snapshots(output, &all, &Names::of(cloud, Workload::Volume, output).await?)
         }
-        SnapshotCommand::Show { snapshot } => output::volume(output, &known(session, &snapshot).await?),
+        SnapshotCommand::Show { snapshot } => {
+            let view = known(session, &snapshot).await?;
+            output::volume(output, &view, &Names::of(cloud, Workload::Volume, output).await?)
+        }
         SnapshotCommand::Restore(restoring) => restore(session, &restoring, output).await,
         SnapshotCommand::Delete { snapshots, waiting } => {
             // None goes where one of them is something else.
@@ -195,7 +198,8 @@ async fn restore(session: &Session, restoring: &Restore, output: Output) -> Resu
     }
     restored.map_err(|error| session.failed(error))?;
     // Not locked any more, where one that broke off had locked it.
-    output::volume(output, &ec_cloud::volume(&session.cloud, view.volume).await.unwrap_or(view))
+    let view = ec_cloud::volume(&session.cloud, view.volume).await.unwrap_or(view);
+    output::volume(output, &view, &Names::of(&session.cloud, Workload::Volume, output).await?)
 }
 
 /// What is done, in a word.

@@ -7,7 +7,7 @@ use ec_cloud::{
     Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, move_volume, node_named,
     node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
 };
-use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME};
+use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME, Workload};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -17,7 +17,8 @@ use crate::{
     acting::{CERTAIN, Patience, note, nothing_asked},
     cli::{Output, Waiting},
     config::Session,
-    output, run,
+    output::{self, Names},
+    run,
     shown::Shown,
     spec::{image_ref, once_each},
 };
@@ -198,7 +199,10 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
     let cloud = &session.cloud;
     match command {
         VolumeCommand::Create(creating) => create(session, *creating, output).await,
-        VolumeCommand::List => output::volumes(output, &ec_cloud::volumes(cloud).await?),
+        VolumeCommand::List => {
+            let volumes = ec_cloud::volumes(cloud).await?;
+            output::volumes(output, &volumes, &Names::of(cloud, Workload::Volume, output).await?)
+        }
         VolumeCommand::Show { volume } => show(session, resolve_volume(cloud, &volume).await?, output).await,
         VolumeCommand::Attach { volume, instance, device, waiting } => {
             let (volume, instance) =
@@ -312,8 +316,9 @@ async fn bring(
     there.map(drop)
 }
 
-pub(crate) async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
-    output::volume(output, &ec_cloud::volume(&session.cloud, volume).await?)
+async fn show(session: &Session, volume: InstanceId, output: Output) -> Result<(), Failure> {
+    let view = ec_cloud::volume(&session.cloud, volume).await?;
+    output::volume(output, &view, &Names::of(&session.cloud, Workload::Volume, output).await?)
 }
 
 /// The same of one of which something was asked for before: that holds, whatever fails here.

@@ -93,7 +93,12 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
                         serde_yaml::to_string(&line).map_err(|error| failed(error.to_string()))?
                     )
                 }
-                Output::Name => output::plain(&output::called(view.name.as_ref(), view.instance)),
+                // Who is destroyed, or belongs to others, does not have the name that it has here.
+                Output::Name => {
+                    let is_own = view.record.as_ref().is_some_and(|record| record.project == cloud.project);
+                    let name = view.name.as_ref().filter(|_| is_own && what != What::Gone);
+                    output::plain(&output::called(name, view.instance))
+                }
             })
         }
         Seen::Lost(why) => {

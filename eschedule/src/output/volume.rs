@@ -3,14 +3,14 @@
 use ec_cloud::VolumeView;
 use ec_runtime::exit::Failure;
 
-use super::{List, locked, or_dash, row, table, told, trimmed};
-use crate::{cli::Output, volume::called};
+use super::{List, Names, locked, or_dash, row, table, told, trimmed};
+use crate::cli::Output;
 
 /// A list of volumes.
-pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Failure> {
+pub(crate) fn volumes(output: Output, volumes: &[VolumeView], names: &Names) -> Result<(), Failure> {
     output.print(
         volumes,
-        || volumes.iter().map(called).collect(),
+        || volumes.iter().map(|view| names.word(view.name.as_ref(), view.volume)).collect(),
         || {
             let header = ["VOLUME", "NAME", "NODE", "STATUS", "GB", "INSTANCE", "DEVICE", "REASON"];
             let mut list = List::new(&header, &[0, 3, 4], &[1, 0, 3, 4, 5, 6, 7, 2]);
@@ -32,10 +32,10 @@ pub(crate) fn volumes(output: Output, volumes: &[VolumeView]) -> Result<(), Fail
 }
 
 /// A list of snapshots.
-pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView]) -> Result<(), Failure> {
+pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView], names: &Names) -> Result<(), Failure> {
     output.print(
         snapshots,
-        || snapshots.iter().map(called).collect(),
+        || snapshots.iter().map(|view| names.word(view.name.as_ref(), view.volume)).collect(),
         || {
             let header = ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "OF", "DISKS", "CREATED", "REASON"];
             let mut list = List::new(&header, &[0, 3, 4, 6], &[1, 0, 5, 3, 4, 6, 7, 2, 8]);
@@ -63,11 +63,12 @@ fn why(view: &VolumeView) -> String {
 }
 
 /// One volume.
-pub(crate) fn volume(output: Output, view: &VolumeView) -> Result<(), Failure> {
-    output.print(view, || vec![called(view)], || lines(view))
+pub(crate) fn volume(output: Output, view: &VolumeView, names: &Names) -> Result<(), Failure> {
+    output.print(view, || vec![names.word(view.name.as_ref(), view.volume)], || lines(view))
 }
 
-fn lines(view: &VolumeView) -> String {
+/// The same, as lines for people.
+pub(crate) fn lines(view: &VolumeView) -> String {
     let mut table = table(&[]);
     let mut row = |key: &str, value: String| row(&mut table, [key.to_owned(), value]);
     row("volume", view.volume.to_string());
