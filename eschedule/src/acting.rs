@@ -22,7 +22,7 @@ use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    cli::{Instances, Output, Resizing, Waiting},
+    cli::{Instances, Output, Resizing, Size, Waiting},
     config::Session,
     output::{self, Mood},
     shown::{Progress, Shown},
@@ -94,31 +94,29 @@ pub(crate) async fn act(
 
 /// Gives an instance another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
 pub(crate) async fn resize(session: &Session, resizing: Resizing, output: Output) -> Result<(), Failure> {
-    let Resizing { instance, to, waiting } = resizing;
-    let verb = if to.confirm {
-        Verb::Confirm
-    } else if to.revert {
-        Verb::Revert
-    } else {
-        let text = match &to.flavor {
-            Some(flavor) => ec_cloud::flavor(&session.cloud, flavor).await?.query,
-            None => to.query.unwrap_or_default(),
-        };
-        let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
-        // What a virtual machine needs it needs here, too.
-        Ask::new(&query)?;
-        let query = match to.flavor.is_some() && boots_from_volume(session, &instance).await? {
-            true => query.without("DISK_GB").map_err(|error| Failure::usage(error.to_string()))?,
-            false => query,
-        };
-        Verb::Resize(Extent { query: query.text().to_owned(), resources: query.total() })
+    let (instances, size, waiting) = resizing.what()?;
+    let parsed = |text: &str| ResourceQuery::parse(text).map_err(|error| Failure::usage(error.to_string()));
+    let query = match size {
+        Size::Confirm => return act(session, &Verb::Confirm, &instances, waiting, output).await,
+        Size::Revert => return act(session, &Verb::Revert, &instances, waiting, output).await,
+        Size::Query(query) => parsed(&query)?,
+        Size::Flavor(flavor) => {
+            let query = parsed(&ec_cloud::flavor(&session.cloud, &flavor).await?.query)?;
+            match boots_from_volume(session, &instances).await? {
+                true => query.without("DISK_GB").map_err(|error| Failure::usage(error.to_string()))?,
+                false => query,
+            }
+        }
     };
-    let instances = Instances { instances: vec![instance], ..Instances::default() };
+    // What a virtual machine needs it needs here, too.
+    Ask::new(&query)?;
+    let verb = Verb::Resize(Extent { query: query.text().to_owned(), resources: query.total() });
     act(session, &verb, &instances, waiting, output).await
 }
 
-/// Whether an instance has no disk of its own, so that what a flavor says of one is not meant.
-async fn boots_from_volume(session: &Session, instance: &str) -> Result<bool, Failure> {
+/// Whether the one that is named has no disk of its own, so that what a flavor says of one is not meant.
+async fn boots_from_volume(session: &Session, named: &Instances) -> Result<bool, Failure> {
+    let Some(instance) = named.instances.first() else { return Ok(false) };
     let instance = resolve(&session.cloud, instance).await?;
     let record = find_placed(&session.cloud, instance).await?.record;
     Ok(record.is_some_and(|record| Attachment::root_of(&record.volumes).is_some()))

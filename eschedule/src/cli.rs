@@ -37,7 +37,7 @@ use crate::{
     watch::Watching,
 };
 
-pub(crate) use act::{Act, Resizing};
+pub(crate) use act::{Act, Resizing, Size};
 
 /// So much of a wrong value is repeated, in characters.
 const SHOWN: usize = 80;
@@ -307,12 +307,12 @@ pub(crate) enum Command {
     },
     #[command(flatten)]
     Act(Act),
-    /// Give an instance another size on its node, by a flavor or a resources query; then confirm or revert that
+    /// Give an instance another size on its node, by a flavor or a resources query; then confirm or revert that, also of several
     ///
     /// A larger disk grows while the guest runs, and none ever shrinks. For other processors or memory the guest is asked to
     /// end, ended after 60 s, and started again. What it had before stays claimed beside until --confirm forgets it or
     /// --revert goes back to it.
-    #[command(after_help = act::RESIZES)]
+    #[command(after_help = act::RESIZES, override_usage = act::RESIZE_USAGE)]
     Resize(Resizing),
     #[command(flatten)]
     Reach(Reach),

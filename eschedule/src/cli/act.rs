@@ -3,8 +3,8 @@
 use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{Change, Verb};
-use ec_model::{GRACE_SECONDS, Restart};
+use ec_cloud::{Change, Verb, resolve_name};
+use ec_model::{GRACE_SECONDS, Restart, Workload, input::LabelSelector};
 use ec_runtime::exit::Failure;
 
 use super::{Instances, Named, Traits, Waiting};
@@ -16,13 +16,22 @@ use crate::{
 /// Characters that a reason may have: what OpenStack's Compute API takes for `locked_reason`.
 const REASON_MAX: usize = 255;
 
+pub(super) const RESIZE_USAGE: &str = "\
+eschedule resize [OPTIONS] <INSTANCE> <QUERY>
+       eschedule resize [OPTIONS] <INSTANCE> --flavor <FLAVOR>
+       eschedule resize [OPTIONS] --confirm|--revert <INSTANCE>...";
+
+const REBUILD_USAGE: &str = "\
+eschedule rebuild [OPTIONS] <INSTANCE> [IMAGE]
+       eschedule rebuild [OPTIONS] --image <IMAGE> <INSTANCE>...";
+
 pub(super) const RESIZES: &str = "\
 Examples:
   eschedule resize web --flavor large --wait
       the new size, until the guest runs with it (VERIFY_RESIZE)
   eschedule resize web 'resources=VCPU:2,MEMORY_MB:1024,DISK_GB:10'
       the same by a query
-  eschedule resize web --confirm
+  eschedule resize --confirm web db
       keeps it, and gives back what is not needed any more
   eschedule resize web --revert --wait
       goes back, but for the disk";
@@ -98,30 +107,17 @@ pub(crate) enum Act {
     ///
     /// It keeps its uuid, its claim and its addresses. Its guest runs on until the new disk is there, and then is ended; it is
     /// started again if it was wanted running. An image that cannot be had leaves everything as it was.
-    Rebuild {
-        /// Its name, its uuid, or the beginning of that
-        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
-        instance: String,
-        /// What to make the disk from: http://, https://, file://, the name of an image, or a copy of the disk of volume:NAME or
-        /// instance:NAME [default: the one that was asked for last]
-        #[arg(value_name = "IMAGE")]
-        image: Option<String>,
-        /// The SHA-256 that the image must have, in hex
-        #[arg(long, value_name = "DIGEST", requires = "image")]
-        sha256: Option<String>,
-        #[command(flatten)]
-        waiting: Waiting,
-    },
-    /// Boot an instance from a rescue disk, with its own beside it as the second, so that this can be mended
+    #[command(override_usage = REBUILD_USAGE)]
+    Rebuild(Rebuilding),
+    /// Boot instances from rescue disks, with their own beside them as the second, so that these can be mended
     ///
-    /// It keeps its uuid, its claim and its addresses, and the guest of the rescue disk gets the same metadata. Its guest runs on
+    /// Each keeps its uuid, its claim and its addresses, and the guest of the rescue disk gets the same metadata. Its guest runs on
     /// until the rescue disk is there, and then is ended hard. An image that cannot be had leaves everything as it was.
     Rescue {
-        /// Its name, its uuid, or the beginning of that
-        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
-        instance: String,
+        #[command(flatten)]
+        instances: Instances,
         /// What to make the rescue disk from: http://, https://, file://, or the name of an image
-        /// [default: the instance's own image]
+        /// [default: each instance's own image]
         #[arg(long, value_name = "IMAGE")]
         image: Option<String>,
         /// The SHA-256 that the image must have, in hex
@@ -178,39 +174,141 @@ pub(crate) enum Act {
     },
 }
 
-/// Which instance, and how large it shall be.
+/// Which instances get a new disk, and what that is made from.
 #[derive(Args)]
-pub(crate) struct Resizing {
-    /// Its name, its uuid, or the beginning of that
-    #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) instance: String,
+pub(crate) struct Rebuilding {
+    /// Its name, its uuid, or the beginning of that; behind it, without --image, what to make the disk from. With --image several
+    #[arg(value_name = "INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
+    words: Vec<String>,
+
+    /// What to make the disk from: http://, https://, file://, the name of an image, or a copy of the disk of volume:NAME or
+    /// instance:NAME [default: the one that was asked for last]
+    #[arg(long, value_name = "IMAGE")]
+    image: Option<String>,
+
+    /// The SHA-256 that the image must have, in hex
+    #[arg(long, value_name = "DIGEST")]
+    sha256: Option<String>,
 
     #[command(flatten)]
-    pub(crate) to: Extent,
+    waiting: Waiting,
+}
+
+impl Rebuilding {
+    async fn what(self, session: &Session) -> Result<(Verb, Instances, Waiting), Failure> {
+        let Self { words, image, sha256, waiting } = self;
+        let (instances, image, is_named) = match (&words[..], image) {
+            (_, Some(image)) => (words, Some(image), false),
+            ([instance], None) => (vec![instance.clone()], None, false),
+            ([instance, image], None) => (vec![instance.clone()], Some(image.clone()), true),
+            _ => return Err(Failure::usage("several are rebuilt from one image: say `--image IMAGE`")),
+        };
+        let image = match (image, sha256) {
+            (Some(image), sha256) => match image_ref(session, &image, sha256.as_deref()).await {
+                Ok(read) => Some(read),
+                // Somebody wants two of them rebuilt. What is an image is one, whoever is called so, too.
+                Err(_) if is_named && is_instance(session, &image).await => {
+                    return Err(Failure::usage(format!(
+                        "`{image}` is an instance and no image, and stands where the image does: one is rebuilt at a time, or several from one image (`--image IMAGE`)"
+                    )));
+                }
+                Err(failure) => return Err(failure),
+            },
+            (None, None) => None,
+            (None, Some(_)) => return Err(Failure::usage("--sha256 goes with an image")),
+        };
+        Ok((Verb::Rebuild(image), Instances { instances, ..Instances::default() }, waiting))
+    }
+}
+
+/// Whether an instance of the project bears the name.
+async fn is_instance(session: &Session, name: &str) -> bool {
+    resolve_name(&session.cloud, Workload::Machine, name).await.is_ok()
+}
+
+/// Which instances, and how large they shall be.
+#[derive(Args)]
+pub(crate) struct Resizing {
+    /// Its name, its uuid, or the beginning of that; behind it, or --flavor in its place, a resources query. With --confirm and
+    /// --revert several
+    #[arg(value_name = "INSTANCE", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
+    words: Vec<String>,
+
+    /// With --confirm and --revert, instead of INSTANCE: those of the project that have this label; given more than once, all of them
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with_all = ["words", "flavor"], value_parser = ec_model::input::label_selector)]
+    label: Vec<LabelSelector>,
+
+    #[command(flatten)]
+    to: Extent,
 
     #[command(flatten)]
     pub(crate) waiting: Waiting,
 }
 
+/// What becomes of the size of instances.
+pub(crate) enum Size {
+    /// What a flavor of this name says.
+    Flavor(String),
+    /// What a query says.
+    Query(String),
+    /// It is as it was given last.
+    Confirm,
+    /// It is as it was before.
+    Revert,
+}
+
+impl Resizing {
+    /// Which instances, and what becomes of them.
+    ///
+    /// # Errors
+    /// What was given cannot be.
+    pub(crate) fn what(self) -> Result<(Instances, Size, Waiting), Failure> {
+        let Self { mut words, label, to, waiting } = self;
+        let size = match to {
+            Extent { confirm: true, .. } => Size::Confirm,
+            Extent { revert: true, .. } => Size::Revert,
+            Extent { flavor: Some(flavor), .. } => Size::Flavor(flavor),
+            Extent { .. } => match words.pop_if(|word| is_query(word)) {
+                Some(query) => Size::Query(query),
+                None => {
+                    return Err(Failure::usage(
+                        "wanted how large it shall be, behind INSTANCE: --flavor FLAVOR, or a query as `resources=VCPU:2,MEMORY_MB:1024`; or --confirm, or --revert",
+                    ));
+                }
+            },
+        };
+        if let Some(query) = words.iter().find(|word| is_query(word)) {
+            return Err(Failure::usage(format!(
+                "`{query}` is a query, and goes with none of --flavor, --confirm and --revert, nor with another"
+            )));
+        }
+        if matches!(size, Size::Flavor(_) | Size::Query(_)) && words.len() != 1 {
+            return Err(Failure::usage("another size is given to one instance at a time: name one"));
+        }
+        Ok((Instances { instances: words, label }, size, waiting))
+    }
+}
+
+/// Whether it is a query, which no name and no uuid looks like.
+fn is_query(word: &str) -> bool {
+    word.contains('=')
+}
+
 /// How large.
 #[derive(Args)]
-#[group(id = "extent", required = true, multiple = false)]
-pub(crate) struct Extent {
-    /// A resources query
-    #[arg(value_name = "QUERY", value_parser = NonEmptyStringValueParser::new())]
-    pub(crate) query: Option<String>,
-
+#[group(id = "extent", multiple = false)]
+struct Extent {
     /// A flavor's name
     #[arg(long, value_name = "FLAVOR")]
-    pub(crate) flavor: Option<String>,
+    flavor: Option<String>,
 
     /// Keep the size that the last resize gave it
     #[arg(long)]
-    pub(crate) confirm: bool,
+    confirm: bool,
 
     /// Go back to the size that it had before; a disk that was grown stays so
     #[arg(long)]
-    pub(crate) revert: bool,
+    revert: bool,
 }
 
 impl Act {
@@ -230,20 +328,12 @@ impl Act {
             Self::Unpause { instances, waiting } => (Verb::Unpause, instances, waiting),
             Self::Suspend { instances, waiting } => (Verb::Suspend, instances, waiting),
             Self::Resume { instances, waiting } => (Verb::Resume, instances, waiting),
-            Self::Rebuild { instance, image, sha256, waiting } => {
+            Self::Rebuild(rebuilding) => rebuilding.what(session).await?,
+            Self::Rescue { instances, image, sha256, waiting } => {
                 let image = match image {
                     Some(image) => Some(image_ref(session, &image, sha256.as_deref()).await?),
                     None => None,
                 };
-                let instances = Instances { instances: vec![instance], ..Instances::default() };
-                (Verb::Rebuild(image), instances, waiting)
-            }
-            Self::Rescue { instance, image, sha256, waiting } => {
-                let image = match image {
-                    Some(image) => Some(image_ref(session, &image, sha256.as_deref()).await?),
-                    None => None,
-                };
-                let instances = Instances { instances: vec![instance], ..Instances::default() };
                 (Verb::Rescue(image), instances, waiting)
             }
             Self::Unrescue { instances, waiting } => (Verb::Unrescue, instances, waiting),
