@@ -414,7 +414,9 @@ async fn come_to(
         let left = until.saturating_duration_since(Instant::now());
         // Who waits for a guest that runs wants to reach it.
         match status.state {
-            State::Starting => until_active(cloud, node, instance, left, seen).await,
+            State::Starting if !matches!(awaited, Awaited::Heard(_)) => {
+                until_active(cloud, node, instance, left, seen).await
+            }
             _ => Ok(status),
         }
     };

@@ -328,6 +328,8 @@ impl Unheard {
             // It is a size that is wanted: to wish it once more costs nothing.
             Awaited::Resize(_) if now.resize == self.order.resize => Fate::Written,
             Awaited::Resize(_) => Fate::NotWritten,
+            // To set it once more comes to the same.
+            Awaited::Heard(_) => Fate::NotWritten,
             // Asked for in another way, which looks again.
             Awaited::Volume { .. } => Fate::NotKnown,
             Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
@@ -484,6 +486,9 @@ fn change(
         }
         Wish::Set(change) => {
             change.make(&mut record.record);
+            // Labels are nobody's business but etcd's.
+            let is_of_node = !change.metadata.is_empty() || change.restart.is_some();
+            awaited = is_of_node.then_some(Awaited::Heard(generation));
             order.record.restart = record.record.restart;
             if let Some(spec) = &mut order.record.spec {
                 spec.metadata = record.record.spec.metadata.clone();

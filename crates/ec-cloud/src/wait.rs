@@ -141,6 +141,8 @@ pub enum Awaited {
     Unrescue(u64),
     /// That it has the size that was wished then, or cannot have it.
     Resize(Timestamp),
+    /// That its agent acts by what is wanted since this generation.
+    Heard(u64),
     /// That it has a volume, or has it no more, or cannot.
     Volume {
         /// By which generation; a later one may have wished otherwise, or something of others.
@@ -170,6 +172,7 @@ pub async fn until_done(
         Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
         Awaited::Unrescue(generation) => unrescued(instance, generation, status),
         Awaited::Resize(wished_at) => resized(instance, wished_at, status),
+        Awaited::Heard(generation) => Ok(heard(generation, status)),
         Awaited::Volume { generation, volume, has } => with_volume(instance, generation, volume, has, status),
     })
     .await?;
@@ -274,6 +277,10 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
         _ if status.kind == Workload::Volume && status.state == State::Error => settled(instance, status),
         _ => Ok(None),
     }
+}
+
+fn heard(generation: u64, status: Status) -> Option<Status> {
+    (status.observed_generation >= generation).then_some(status)
 }
 
 fn with_volume(

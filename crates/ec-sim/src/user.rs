@@ -461,7 +461,9 @@ pub(crate) async fn wish(
     let done = async {
         let acted = act(cloud, instance, verb).await?;
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
-        let Some(awaited) = acted.awaited else { return Ok(None) };
+        // What is set holds at once; when its node acts by it, nobody here asks.
+        let to_be_done = acted.awaited.filter(|awaited| !matches!(awaited, Awaited::Heard(_)));
+        let Some(awaited) = to_be_done else { return Ok(None) };
         acknowledged(world, instance, awaited);
         let Some(patience) = patience else { return Ok(None) };
         let came = until_done(cloud, acted.node, instance, awaited, patience, |_| {}).await?;
@@ -482,7 +484,7 @@ pub(crate) fn acknowledged(world: &World, instance: InstanceId, awaited: Awaited
         Awaited::Rebuild(wished_at) => referee.rebuild_acknowledged(instance, wished_at),
         Awaited::Resize(wished_at) => referee.resize_acknowledged(instance, wished_at),
         // That the last of them holds is seen in the end.
-        Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Volume { .. } => {}
+        Awaited::Rescue { .. } | Awaited::Unrescue(_) | Awaited::Heard(_) | Awaited::Volume { .. } => {}
     });
 }
 

@@ -155,11 +155,15 @@ pub(crate) enum Act {
         name: String,
     },
     /// Set labels and metadata of instances, and what follows when they end by themselves
+    ///
+    /// With --wait until their nodes know: then guests are told of their metadata so. Labels hold at once.
     Set {
         #[command(flatten)]
         instances: Named,
         #[command(flatten)]
         traits: Traits,
+        #[command(flatten)]
+        waiting: Waiting,
     },
     /// Take labels and metadata off instances
     Unset {
@@ -171,6 +175,8 @@ pub(crate) enum Act {
         /// The key of an item of metadata; may be given more than once
         #[arg(long, value_name = "KEY", value_parser = ec_model::input::metadata_key)]
         meta: Vec<String>,
+        #[command(flatten)]
+        waiting: Waiting,
     },
 }
 
@@ -344,7 +350,7 @@ impl Act {
                 Instances { instances: vec![instance], ..Instances::default() },
                 at_once,
             ),
-            Self::Set { instances, traits } => {
+            Self::Set { instances, traits, waiting } => {
                 let set = |words: BTreeMap<String, String>| {
                     words.into_iter().map(|(key, value)| (key, Some(value))).collect()
                 };
@@ -356,12 +362,12 @@ impl Act {
                 if change == Change::default() {
                     return Err(Failure::usage("nothing to set: give --label, --meta or --restart"));
                 }
-                (Verb::Set(change), instances.into(), at_once)
+                (Verb::Set(change), instances.into(), waiting)
             }
-            Self::Unset { instances, label, meta } => {
+            Self::Unset { instances, label, meta, waiting } => {
                 let unset = |keys: Vec<String>| keys.into_iter().map(|key| (key, None)).collect();
                 let change = Change { labels: unset(label), metadata: unset(meta), restart: None };
-                (Verb::Set(change), instances.into(), at_once)
+                (Verb::Set(change), instances.into(), waiting)
             }
         })
     }
