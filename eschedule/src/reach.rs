@@ -16,7 +16,7 @@ use std::{
 use bytes::BytesMut;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{find_placed, resolve};
-use ec_model::{AccessKind, InstanceId};
+use ec_model::{AccessKind, Attachment, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
 use printed::Printed;
 pub(crate) use stream::{Piece, Stream, trust};
@@ -67,19 +67,20 @@ pub(crate) enum Reach {
     },
     /// Run ssh to an instance's address; its exit code is ssh's
     ///
-    /// The guest's key is taken on trust the first time, and remembered by the instance and not by its address.
+    /// The guest's key is taken on trust the first time, and remembered by the instance and its disk, not by its address: after
+    /// `rebuild` and `rescue` it is another. Options stand before what is to be run, which has its own.
     Ssh {
-        /// Its name, its uuid, or the beginning of that
+        /// Its name, its uuid, or the beginning of that; with USER@ before it, who logs in
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
-        /// Who logs in [default: `defaults.ssh_user` of schedule.yaml, else whom the images of its distribution have, else root]
+        /// Who logs in, where USER@ does not say so [default: `defaults.ssh_user` of schedule.yaml, else whom the images of its distribution have, else root]
         #[arg(long, short = 'l', value_name = "NAME", value_parser = NonEmptyStringValueParser::new())]
         user: Option<String>,
         /// The file with the private key [default: beside a public one that the instance was given, of `defaults.keys` or ~/.ssh; else as ssh finds one]
         #[arg(long, short, value_name = "FILE")]
         identity: Option<PathBuf>,
         /// What to run there [default: a shell]
-        #[arg(last = true, value_name = "CMD")]
+        #[arg(trailing_var_arg = true, value_name = "CMD")]
         command: Vec<String>,
     },
 }
@@ -100,7 +101,17 @@ pub(crate) async fn reach(session: &Session, reach: Reach) -> Result<(), Failure
             vnc(session, instance).await
         }
         Reach::Ssh { instance, user, identity, command } => {
-            let instance = resolve(&session.cloud, &instance).await?;
+            // As ssh takes it: nothing that an instance is called has an @.
+            let (instance, user) = match (instance.rsplit_once('@'), user) {
+                (None, user) => (instance.as_str(), user),
+                (Some((named, instance)), None) if !named.is_empty() => (instance, Some(named.to_owned())),
+                (Some((named, instance)), Some(user)) if named == user => (instance, Some(user)),
+                (Some(_), Some(_)) => {
+                    return Err(Failure::usage("two users would log in: give USER@, or --user"));
+                }
+                (Some(_), None) => return Err(Failure::usage("wanted who logs in before the `@`")),
+            };
+            let instance = resolve(&session.cloud, instance).await?;
             ssh(session, instance, user, identity, command).await
         }
     }
@@ -281,7 +292,14 @@ async fn ssh(
     let defaults = &session.settings.defaults;
     let mut ssh = std::process::Command::new("ssh");
     // Addresses are given to others in time; an instance's uuid is not.
-    ssh.args(["-o", &format!("HostKeyAlias={instance}"), "-o", "StrictHostKeyChecking=accept-new"]);
+    let volumes = known.record.as_ref().map(|record| &record.volumes[..]).unwrap_or_default();
+    let root = match Attachment::root_of(volumes) {
+        Some(root) => find_placed(&session.cloud, root).await.ok(),
+        None => None,
+    };
+    let root = root.as_ref().and_then(|root| root.status.record());
+    let key = ec_plan::reach::key_of(instance, known.status.record(), root);
+    ssh.args(["-o", &format!("HostKeyAlias={key}"), "-o", "StrictHostKeyChecking=accept-new"]);
     ssh.args(["-l", user.as_deref().or(defaults.ssh_user.as_deref()).unwrap_or_else(|| login::user(image))]);
     let own = || login::identity(&spec.keys, &defaults.keys, std::env::home_dir().as_deref());
     if let Some(file) = identity.or_else(own) {

@@ -23,6 +23,13 @@ fn names(control: &Control, arguments: &[&str]) -> Result<String> {
     Ok(text.lines().collect::<Vec<_>>().join(" "))
 }
 
+/// The names of a list as tables have them, whosever they are, in one line.
+fn listed(control: &Control, arguments: &[&str]) -> Result<String> {
+    let list = json_of(control, &[&["list"], arguments].concat())?;
+    let names = list.as_array().into_iter().flatten().filter_map(|view| view["name"].as_str());
+    Ok(names.collect::<Vec<_>>().join(" "))
+}
+
 /// Three instances of two projects: `web` and `db` of one, with labels, and `shop`.
 async fn three(control: &Control) -> Result<(NodeId, [InstanceId; 3])> {
     let node = control.node("host", true, PLENTY).await?;
@@ -49,7 +56,7 @@ async fn every_result_is_told_in_each_form() -> Result<()> {
     // One form had another name.
     assert_eq!(control.done(&["list", "-o", "text"])?, control.done(&["list"])?);
     for (arguments, wanted) in [
-        (&["list", "--sort", "name"][..], "db shop web"),
+        (&["list", "--project", "default", "--sort", "name"][..], "db web"),
         (&["show", "web"], "web"),
         (&["nodes"], "host"),
         (&["web"], "web"),
@@ -72,9 +79,210 @@ async fn every_result_is_told_in_each_form() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_list_is_narrowed_ordered_and_paged() -> Result<()> {
+async fn what_is_printed_for_scripts_means_what_it_stands_for_and_nothing_else() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    control.node("twin", false, PLENTY).await?;
+    let (_, own) = control.schedule(&["--name", "web", TINY])?;
+    control.configure("project: other")?;
+    let (_, others) = control.schedule(&["--name", "web", TINY])?;
+    control.done(&["volume", "create", "data", "--size", "1"])?;
+    control.configure("")?;
+    control.status(node, own, State::Active, Some("10.0.0.7")).await?;
+    control.status(node, others, State::Error, None).await?;
+    // Another project's has the same name, which means one's own.
+    assert_eq!(names(&control, &["list", "--state", "ERROR"])?, others.to_string());
+    assert_eq!(names(&control, &["show", &others.to_string()])?, others.to_string());
+    assert_eq!(names(&control, &["lock", &others.to_string()])?, others.to_string());
+    control.done(&["unlock", &others.to_string()])?;
+    let volume = names(&control, &["volume", "list"])?;
+    ensure!(volume.parse::<InstanceId>().is_ok(), "{volume}");
+    assert_eq!(names(&control, &["volume", "show", &volume])?, volume);
+    control.done(&["volume", "create", "data", "--size", "1"])?;
+    ensure!(names(&control, &["volume", "list"])?.split(' ').any(|name| name == "data"));
+    // A name is free with the wish to destroy, and then another's; one that etcd lost bears none.
+    assert_eq!(names(&control, &["destroy", "web"])?, "web");
+    let (_, again) = control.schedule(&["--name", "WEB", TINY])?;
+    assert_eq!(names(&control, &["list", "--state", "DESTROYING"])?, own.to_string());
+    assert_eq!(names(&control, &["list", "--project", "default", "--state", "SCHEDULED"])?, "WEB");
+    control.delete(control.keys.instance(again)).await?;
+    for key in control.store_keys("names/default/").await? {
+        control.delete(key).await?;
+    }
+    assert_eq!(names(&control, &["list", "--state", "SCHEDULED"])?, again.to_string());
+    // Of nodes, too.
+    assert_eq!(names(&control, &["nodes"])?, "host");
+    let twin = NodeId::new(uuid::Uuid::new_v4());
+    control.come_alive(twin, "host").await?;
+    let mut both = [node.to_string(), twin.to_string()];
+    both.sort();
+    let nodes = names(&control, &["nodes"])?;
+    let mut told: Vec<&str> = nodes.split(' ').collect();
+    told.sort_unstable();
+    assert_eq!(told, both);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn uuids_are_understood_by_their_beginnings_whatever_is_left_of_what_they_mean() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, own) = control.schedule(&["--name", "web", TINY])?;
+    control.done(&["destroy", "web"])?;
+    assert!(control.record(own).await?.is_none());
+    let unclaimed = InstanceId::new(uuid::Uuid::new_v4());
+    control.status(node, unclaimed, State::Unclaimed, Some("10.0.0.9")).await?;
+    for instance in [own, unclaimed] {
+        let begins = &instance.to_string().to_uppercase()[..9];
+        assert_eq!(json_of(&control, &["show", begins])?["instance"], instance.to_string());
+    }
+    control.done(&["destroy", &unclaimed.to_string()[..8]])?;
+    // What begins alike is not meant, whichever of the two was asked for.
+    let like: InstanceId = format!("{}{}", &own.to_string()[..24], "0123456789ab").parse()?;
+    control.status(node, like, State::Unclaimed, None).await?;
+    let output = control.eschedule(&["show", &own.to_string()[..8]])?;
+    ensure!(output.status.code() == Some(2) && error(&output).contains("several instances"), "{output:?}");
+    for begins in [&node.to_string()[..4], &node.to_string().to_uppercase()[..13]] {
+        assert_eq!(listed(&control, &["--node", begins, "--state", "DESTROYING"])?, "web");
+    }
+    // Where no query can be, none is spoken of.
+    for (arguments, speaks) in [(&["stop", "nobody"][..], false), (&["nobody"], true)] {
+        let text = error(&control.eschedule(arguments)?);
+        ensure!(text.contains("is named `nobody`, ") && text.contains("no uuid is or begins so"), "{text}");
+        assert_eq!(text.contains("resources query"), speaks, "{text}");
+    }
+    // What was destroyed is told of by its uuid.
+    let text = error(&control.eschedule(&["events", "web"])?);
+    ensure!(text.contains("one that was destroyed is told of for a day, by its uuid"), "{text}");
+    assert!(control.done(&["events", &own.to_string()])?.contains("delete"));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_are_shown_and_acted_upon_together() -> Result<()> {
     let control = Control::start().await?;
     let (node, [web, db, _]) = three(&control).await?;
+    let both = json_of(&control, &["show", "web", "db"])?;
+    assert_eq!((&both[0]["instance"], &both[1]["instance"]), (&json!(web), &json!(db)));
+    ensure!(both[0]["record"]["name"] == "web" && both[1]["status"]["state"] == "ERROR", "{both}");
+    assert_eq!(json_of(&control, &["show", "web"])?["instance"], json!(web));
+    assert_eq!(json_of(&control, &["show", "--label", "role=db"])?[0]["instance"], json!(db));
+    let text = control.done(&["show", "web", "db"])?;
+    assert_eq!(text.matches("\n\ninstance ").count(), 1, "{text}");
+    let some = control.eschedule(&["show", "nobody", "db", "-o", "json"])?;
+    let told: Value = serde_json::from_slice(&some.stdout)?;
+    ensure!(some.status.code() == Some(1) && told[0]["asked"] == "nobody", "{some:?}");
+    ensure!(told[0]["error"].is_string() && told[1]["name"] == "db", "{told}");
+
+    control.status(node, db, State::Active, Some("10.0.0.8")).await?;
+    let rescued = json_of(&control, &["rescue", "web", "db", "--image", "file:///mend"])?;
+    ensure!(rescued[0]["state"] == "RESCUING" && rescued[1]["state"] == "RESCUING", "{rescued}");
+    control.done(&["unrescue", "web", "db"])?;
+    let rebuilt = json_of(&control, &["rebuild", "--image", "file:///new", "web", "db"])?;
+    ensure!(rebuilt[0]["state"] == "REBUILDING" && rebuilt[1]["state"] == "REBUILDING", "{rebuilt}");
+    let refused = |arguments: &[&str], code, wanted: &str| -> Result<()> {
+        let output = control.eschedule(arguments)?;
+        let text = error(&output);
+        ensure!(output.status.code() == Some(code) && text.contains(wanted), "{arguments:?}: {output:?}");
+        Ok(())
+    };
+    let before = control.request(node, web).await?;
+    refused(&["rebuild", "web", "db"], 2, "`db` is an instance and no image")?;
+    refused(&["rebuild", "web", "db", "x"], 2, "say `--image IMAGE`")?;
+    refused(&["rebuild", "web", "--sha256", &"0".repeat(64)], 2, "goes with an image")?;
+    refused(&["resize", "web"], 2, "wanted how large")?;
+    refused(&["resize", "web", "db", TINY], 2, "one instance at a time")?;
+    refused(&["resize", "--label", "role", "--flavor", "x"], 2, "cannot be used with")?;
+    refused(&["resize", "web", TINY, "--confirm"], 2, "is a query")?;
+    refused(&["resize", "web", "--flavor", "x", "--revert"], 2, "cannot be used with")?;
+    refused(&["resize", "--confirm", "web", "db"], 1, "there is no resize of it")?;
+    refused(&["resize", "--revert", "--label", "role"], 1, "there is no resize of it")?;
+    assert_eq!(control.request(node, web).await?, before);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_set_waits_for_who_acts_by_it_and_is_told_where_nobody_does() -> Result<()> {
+    let control = Control::start().await?;
+    let (node, [web, ..]) = three(&control).await?;
+    let waits = control.eschedule(&["set", "web", "--meta", "a=b", "--wait", "--timeout", "1"])?;
+    ensure!(waits.status.code() == Some(1) && error(&waits).contains("not done after 1 s"), "{waits:?}");
+    let generation = control.request(node, web).await?.map_or(0, |request| request.generation);
+    let key = control.keys.status(node, web);
+    let mut status: Value =
+        serde_json::from_slice(&control.get(&key).await?.map(|pair| pair.value).unwrap_or_default())?;
+    status["observed_generation"] = (generation + 1).into();
+    control.put(key, status.to_string()).await?;
+    let set = control.done(&["unset", "web", "--meta", "a", "--wait", "--timeout", "20"])?;
+    assert_eq!(set, format!("ACTIVE INSTANCE {web} ON {node}\n"));
+    control.delete(control.keys.alive(node)).await?;
+    for (arguments, tells) in [
+        (&["set", "web", "--meta", "a=b"][..], true),
+        (&["set", "web", "--restart", "always"], true),
+        (&["set", "web", "--label", "a=b"], false),
+    ] {
+        let output = control.eschedule(arguments)?;
+        assert!(output.status.success(), "{output:?}");
+        assert_eq!(error(&output).contains("is not alive"), tells, "{arguments:?}: {output:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn ssh_is_run_as_its_users_expect_and_remembers_each_disks_key() -> Result<()> {
+    let control = Control::start().await?;
+    let (node, [web, ..]) = three(&control).await?;
+    let key = control.keys.status(node, web);
+    let text = control.get(&key).await?.map(|pair| pair.value).unwrap_or_default();
+    let started: Value = serde_json::from_slice(&text)?;
+    let own = tempfile::tempdir()?;
+    let program = own.path().join("ssh");
+    std::fs::write(&program, "#!/bin/sh\nprintf '%s\\n' \"$@\"\n")?;
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755))?;
+    let ssh = async |came: Value, arguments: &[&str]| -> Result<Vec<String>> {
+        let mut status = started.clone();
+        status["started_at"] = "2026-01-01T00:00:00Z".into();
+        for (field, value) in came.as_object().into_iter().flatten() {
+            status[field] = value.clone();
+        }
+        control.put(key.clone(), status.to_string()).await?;
+        let mut command = control.command(&[&["ssh"], arguments].concat());
+        command.env("PATH", format!("{}:/usr/bin:/bin", own.path().display())).env("HOME", own.path());
+        let output = command.output()?;
+        ensure!(output.status.success(), "{output:?}");
+        Ok(String::from_utf8(output.stdout)?.lines().map(str::to_owned).collect())
+    };
+    let plain = ssh(json!({}), &["web"]).await?;
+    assert_eq!(plain[1], format!("HostKeyAlias={web}"));
+    assert_eq!(plain[4..], ["-l", "root", "10.0.0.7"]);
+    for (arguments, rest) in [
+        (&["me@web", "uptime", "-p"][..], &["-l", "me", "10.0.0.7", "--", "uptime", "-p"][..]),
+        (&["web", "--user", "me", "--", "ls", "-l"], &["-l", "me", "10.0.0.7", "--", "ls", "-l"]),
+        (
+            &["-l", "me", "web", "ls", "-o", "json", "--help"],
+            &["-l", "me", "10.0.0.7", "--", "ls", "-o", "json", "--help"],
+        ),
+    ] {
+        assert_eq!(ssh(json!({}), arguments).await?[4..], *rest, "{arguments:?}");
+    }
+    let rebuilt = json!({"wished_at": "2026-01-01T00:00:01Z"});
+    let told = ssh(json!({"rebuilt": rebuilt}), &["web"]).await?;
+    assert_eq!(told[1], format!("HostKeyAlias={web}-rebuilt-1767225601000"));
+    let told = ssh(json!({"rebuilt": rebuilt, "rescued": rebuilt, "state": "RESCUED"}), &["web"]).await?;
+    assert_eq!(told[1], format!("HostKeyAlias={web}-rescue-1767225601000"));
+    for (arguments, wanted) in
+        [(&["ssh", "me@web", "--user", "you"][..], "two users"), (&["ssh", "@web"], "wanted who logs in")]
+    {
+        let output = control.eschedule(arguments)?;
+        ensure!(output.status.code() == Some(2) && error(&output).contains(wanted), "{output:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_list_is_narrowed_ordered_and_paged() -> Result<()> {
+    let control = Control::start().await?;
+    let (node, [web, db, shop]) = three(&control).await?;
     let node = node.to_string();
     for (arguments, wanted) in [
         (&["--sort", "name"][..], "db shop web"),
@@ -90,18 +298,18 @@ async fn a_list_is_narrowed_ordered_and_paged() -> Result<()> {
         (&["--node", "host", "--sort", "created"], "web db shop"),
         (&["--node", &node, "--state", "ERROR"], "db"),
     ] {
-        assert_eq!(names(&control, &[&["list"], arguments].concat())?, wanted, "{arguments:?}");
+        assert_eq!(listed(&control, arguments)?, wanted, "{arguments:?}");
     }
     // Pages, by what each says of the next.
     let first = control.eschedule(&["list", "--sort", "name", "--limit", "2", "-o", "name"])?;
-    assert_eq!(first.stdout, b"db\nshop\n");
+    assert_eq!(String::from_utf8(first.stdout.clone())?, format!("db\n{shop}\n"));
     let told = error(&first);
     ensure!(told.lines().count() == 1 && told.contains("1 more follow: `--after "), "{told}");
     let after = told.split("--after ").nth(1).and_then(|rest| rest.split('`').next()).unwrap_or_default();
     let rest =
         control.eschedule(&["list", "--sort", "name", "--after", after, "--limit", "2", "-o", "name"])?;
     assert_eq!((rest.stdout.as_slice(), error(&rest).as_str()), (&b"web\n"[..], ""));
-    assert_eq!(names(&control, &["list", "--sort", "name", "--after", "db"])?, "shop web");
+    assert_eq!(listed(&control, &["--sort", "name", "--after", "db"])?, "shop web");
     for (arguments, code, wanted) in [
         (&["--after", "nobody"][..], 1, "nobody"),
         (&["--after", &uuid::Uuid::new_v4().to_string()], 1, "not in the list any more"),
@@ -155,7 +363,7 @@ async fn what_is_done_by_label_is_done_to_the_projects_own_and_to_nobody_where_n
     // Where a label is what is set, instances are named.
     control.done(&["set", "db", "--label", "role=web"])?;
     assert_eq!(names(&control, &["destroy", "--label", "role=web"])?.split(' ').count(), 2);
-    assert_eq!(names(&control, &["list", "--state", "DESTROYING", "--sort", "name"])?, "db web");
+    assert_eq!(listed(&control, &["--state", "DESTROYING", "--sort", "name"])?, "db web");
     Ok(())
 }
 

@@ -4,7 +4,7 @@
 
 use std::net::IpAddr;
 
-use ec_model::{AccessKind, Desired, Request, State, Status, Workload};
+use ec_model::{AccessKind, Desired, InstanceId, Request, State, Status, Workload};
 
 use crate::volumes::there;
 
@@ -57,6 +57,23 @@ pub fn address(request: &Request, status: Option<&Status>) -> Result<IpAddr, Str
     }
 }
 
+/// As whose the key of its guest is remembered: its own, until it has another disk or boots from one, since that has a key of its
+/// own. `root` is what is told of the volume that it boots from, where it does.
+///
+/// Of a new disk that failed it is another name, too: which disk was made before that is told no more, so that the key would be
+/// taken for that of the first.
+pub fn key_of(instance: InstanceId, status: Option<&Status>, root: Option<&Status>) -> String {
+    let rescued = status.filter(|status| status.is_rescued()).and_then(|status| status.rescued.as_ref());
+    if let Some(rescued) = rescued {
+        return format!("{instance}-rescue-{}", rescued.wished_at.as_millisecond());
+    }
+    let made = [status, root].into_iter().flatten().filter_map(|status| status.rebuilt.as_ref());
+    match made.map(|made| made.wished_at).max() {
+        Some(made) => format!("{instance}-rebuilt-{}", made.as_millisecond()),
+        None => instance.to_string(),
+    }
+}
+
 /// What is told of one that ran, and is wanted.
 fn ran<'a>(request: &Request, status: Option<&'a Status>) -> Result<&'a Status, String> {
     if request.kind == Workload::Volume {
@@ -99,6 +116,35 @@ mod tests {
             started_at: started.then_some(Timestamp::UNIX_EPOCH),
             ip: ip.map(|ip| ip.parse().unwrap()),
             ..ec_model::decode(text.as_bytes()).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_guests_key_is_that_of_the_disk_that_it_boots_from() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let plain = told(State::Active, true, None);
+        let id = plain.instance;
+        let rebuilt = |second, failed: Option<&str>| Status {
+            rebuilt: Some(ec_model::Rebuilt { wished_at: at(second), failed: failed.map(str::to_owned) }),
+            ..plain.clone()
+        };
+        let rescued = |failed: Option<&str>| Status {
+            rescued: Some(ec_model::Rescued { wished_at: at(9), failed: failed.map(str::to_owned) }),
+            ..rebuilt(1, None)
+        };
+        let root = rebuilt(5, None);
+        for (status, root, name) in [
+            (None, None, id.to_string()),
+            (Some(&plain), None, id.to_string()),
+            (Some(&rebuilt(1, None)), None, format!("{id}-rebuilt-1000")),
+            // Neither that of the disk before, which may have been rebuilt itself.
+            (Some(&rebuilt(2, Some("no such image"))), None, format!("{id}-rebuilt-2000")),
+            (Some(&rescued(None)), None, format!("{id}-rescue-9000")),
+            (Some(&rescued(Some("no such image"))), None, format!("{id}-rebuilt-1000")),
+            (Some(&plain), Some(&root), format!("{id}-rebuilt-5000")),
+            (Some(&plain), Some(&plain), id.to_string()),
+        ] {
+            assert_eq!(key_of(id, status, root), name);
         }
     }
 
