@@ -1,17 +1,23 @@
 //! `eschedule explain`: what a state means, and who would take a query.
 
-use ec_cloud::{Ask, CloudError, Preview, View, preview as look};
-use ec_model::{ResourceQuery, State, Workload};
-use ec_runtime::exit::{Failure, print};
+use ec_cloud::{Ask, Cloud, CloudError, Joining, Kind, Preview, View, preview as look};
+use ec_model::{Attachment, Instance, InstanceId, ResourceQuery, State, Workload};
+use ec_runtime::exit::{Failure, print, tell};
 use serde::Serialize;
 
-use crate::{cli::Output, config::Session, list, output::plain, run::no_allocations};
+use crate::{
+    cli::Output,
+    config::Session,
+    list,
+    output::plain,
+    run::{NO_ROOM, no_allocations, no_room_for},
+};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   eschedule explain unclaimed
   eschedule explain web
-      how it stands, and who would take one more like it
+      how it stands, and who would take one more like it, in its group; -o json has the same under `stands`
   eschedule explain 'resources=VCPU:4,MEMORY_MB:8192&required=HW_CPU_X86_AVX2'
       the node that would be tried first, or what is short by how much where; nothing is claimed";
 
@@ -28,7 +34,25 @@ pub(crate) fn state(state: State, output: Output) -> Result<(), Failure> {
     output.print(&explained, || vec![state.to_string()], || format!("{state}: {}", explained.text))
 }
 
-/// Says how an instance stands and what that means, and who would take one like it now.
+/// How an instance stands.
+#[derive(Serialize)]
+pub(crate) struct Stands {
+    pub(crate) instance: InstanceId,
+    pub(crate) state: String,
+    pub(crate) text: &'static str,
+    pub(crate) reason: Option<String>,
+    pub(crate) doing: Option<String>,
+}
+
+/// What is said of an instance: beside how it stands, who would take one like it, where that can be asked.
+#[derive(Serialize)]
+struct OfInstance<T> {
+    stands: Stands,
+    #[serde(flatten)]
+    one_more: Option<T>,
+}
+
+/// Says how an instance stands and what that means, and who would take one like it now: that nobody would is an answer, too.
 pub(crate) async fn instance(session: &Session, called: &str, output: Output) -> Result<(), Failure> {
     let found = match ec_cloud::resolve(&session.cloud, called).await {
         Ok(instance) => ec_cloud::find(&session.cloud, instance).await?,
@@ -46,28 +70,87 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
             "{called} is a volume: `eschedule volume show {called}` tells how it stands"
         )));
     }
-    let like_it = view.record.as_ref().map(|record| &record.spec.query);
+    let stands = Stands {
+        instance: view.instance,
+        text: list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone"),
+        state: view.state.clone(),
+        reason: view.reason.clone(),
+        doing: view.doing.clone(),
+    };
     if output == Output::Table {
-        let meaning = list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone");
-        let why: String = [&view.reason, &view.doing]
+        let why: String = [&stands.reason, &stands.doing]
             .into_iter()
             .flatten()
             .map(|why| format!(" ({})", plain(why)))
             .collect();
-        print(&format!("{called} is {}{why}: {meaning}", view.state))?;
+        print(&format!("{called} is {}{why}: {}", stands.state, stands.text))?;
     }
-    match like_it {
-        Some(like_it) => {
-            if output == Output::Table {
-                print(&format!("One more with its query, {}:", plain(like_it)))?;
-            }
-            query(session, like_it, output).await
+    // That it is to end, or that nobody asks for it, is all that there is to say.
+    let Some(record) = view.record else { return told(output, stands, None::<Preview>, Vec::new(), "") };
+    // Groups are of its own project.
+    let cloud = Cloud { project: record.project.clone(), ..session.cloud.clone() };
+    let query =
+        ResourceQuery::parse(&record.spec.query).map_err(|error| Failure::usage(error.to_string()))?;
+    if output == Output::Table {
+        let group = record.group.as_ref().map(|group| format!(", in its group {}", plain(group)));
+        let root = Attachment::root_of(&record.volumes).map(|_| ", where the volume lies that it boots from");
+        let where_to = format!("{}{}", group.unwrap_or_default(), root.unwrap_or_default());
+        print(&format!("One more with its query, {}{where_to}:", plain(&record.spec.query)))?;
+    }
+    let looked = async {
+        let ask = one_more(session, &cloud, &record, &query).await?;
+        Ok::<_, CloudError>((look(&cloud, &ask).await?, ask))
+    };
+    match looked.await {
+        Ok((Ok(preview), _)) => {
+            let (name, text) = (preview.name.clone(), sentences(&preview));
+            told(output, stands, Some(preview), vec![name], &text)
         }
-        // That it is to end, or that nobody asks for it, is all that there is to say.
-        None if output == Output::Table => Ok(()),
-        None => Err(Failure::failed(format!(
-            "nothing is kept of what was asked for as {called}: `eschedule show {called}` tells how it stands"
-        ))),
+        Ok((Err(no_room), ask)) => {
+            let (made, text) = no_room_for(&cloud, &ask, &no_room, None).await;
+            told(output, stands, Some(made), Vec::new(), NO_ROOM)?;
+            tell(&format!("eschedule: no allocations left: {text}"));
+            Ok(())
+        }
+        Err(error) if error.kind() == Kind::Unreachable => Err(error.into()),
+        // As where what it was made of is gone.
+        Err(error) => {
+            told(output, stands, None::<Preview>, Vec::new(), "")?;
+            tell(&format!("eschedule: there can be no other like it: {error}"));
+            Ok(())
+        }
+    }
+}
+
+/// For people the last of it; for scripts all.
+fn told<T: Serialize>(
+    output: Output,
+    stands: Stands,
+    one_more: Option<T>,
+    names: Vec<String>,
+    text: &str,
+) -> Result<(), Failure> {
+    output.print(&OfInstance { stands, one_more }, || names, || text.to_owned())
+}
+
+/// One more as this one was asked for: within its group, and where the disk is that it boots from.
+async fn one_more<'a>(
+    session: &Session,
+    cloud: &Cloud,
+    record: &Instance,
+    query: &'a ResourceQuery,
+) -> Result<Ask<'a>, CloudError> {
+    let mut ask = Ask::new(query)?.of(&record.spec.image);
+    if let Some(order) = session.settings.strategy {
+        ask = ask.by(order.into(), record.name.as_deref());
+    }
+    if let Some(group) = &record.group {
+        ask = ask.within(Joining::new(cloud, group).await?);
+    }
+    match record.node().filter(|_| Attachment::root_of(&record.volumes).is_some()) {
+        // A query that names the tree itself has it there already.
+        Some(node) => Ok(ask.clone().on(node).unwrap_or(ask)),
+        None => ask.beside(cloud, &record.spec.image).await,
     }
 }
 

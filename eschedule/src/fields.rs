@@ -16,7 +16,7 @@ use crate::{
     apply::Applied,
     cluster::{Added, BackedUp, Document, Initialised, Manifest, Restored},
     doctor::Finding,
-    explain::Explained,
+    explain::{Explained, Stands},
     output::Deleted,
     run::{Made, Reached},
     watch::Line,
@@ -219,6 +219,16 @@ fn results() -> Vec<(&'static str, Value)> {
         ("stop", json(serde_json::to_value(done))),
         ("watch", json(serde_json::to_value(Line::of(What::New, &list)))),
         ("explain", json(serde_json::to_value(Explained { state: State::Active, text: "" }))),
+        (
+            "stands",
+            json(serde_json::to_value(Stands {
+                instance,
+                state: name(),
+                text: "",
+                reason: None,
+                doing: None,
+            })),
+        ),
         ("flavor", json(serde_json::to_value(Flavor { name: name(), query: name(), created_at: now }))),
         (
             "image",

@@ -4,7 +4,7 @@ use std::{net::IpAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use ec_cloud::{
-    Acted, Ask, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted,
+    Acted, Ask, Cloud, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted,
     find_placed, name_is_free, node_named, resolve, resolve_volume, until_active,
 };
 use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload};
@@ -357,6 +357,28 @@ pub(crate) fn with(mut failure: Failure, more: &str) -> Failure {
     failure
 }
 
+/// The classic words for it.
+pub(crate) const NO_ROOM: &str = "NO ALLOCATIONS LEFT";
+
+/// That there is no room, for scripts, and why, in a line.
+pub(crate) async fn no_room_for(
+    cloud: &Cloud,
+    ask: &Ask<'_>,
+    no_room: &NoRoom,
+    request_id: Option<RequestId>,
+) -> (Made, String) {
+    let reasons = ec_cloud::explain(cloud, ask, no_room).await;
+    let text = in_words(&reasons);
+    let made = Made {
+        error: Some("no allocations left".to_owned()),
+        reason: Some(text.clone()),
+        reasons: reasons.ok(),
+        request_id,
+        ..Made::default()
+    };
+    (made, text)
+}
+
 /// The classic words are the result; the reason goes where errors go.
 pub(crate) async fn no_allocations(
     session: &Session,
@@ -364,16 +386,9 @@ pub(crate) async fn no_allocations(
     no_room: &NoRoom,
     output: Output,
 ) -> Result<Failure, Failure> {
-    let reasons = ec_cloud::explain(&session.cloud, ask, no_room).await;
-    let text = in_words(&reasons);
-    let made = Made {
-        error: Some("no allocations left".to_owned()),
-        reason: Some(text.clone()),
-        reasons: reasons.ok(),
-        request_id: session.cloud.request_id,
-        ..Made::default()
-    };
-    output.print(&made, Vec::new, || "NO ALLOCATIONS LEFT".to_owned())?;
+    let cloud = &session.cloud;
+    let (made, text) = no_room_for(cloud, ask, no_room, cloud.request_id).await;
+    output.print(&made, Vec::new, || NO_ROOM.to_owned())?;
     Ok(Failure::failed(format!("no allocations left: {text}")))
 }
 

@@ -142,5 +142,27 @@ async fn states_and_queries_are_explained() -> Result<()> {
         "{text}"
     );
     assert_eq!(control.done(&["-o", "name", "explain", &web.to_string()])?, "host\n");
+    let json: Value = serde_json::from_str(&control.done(&["-o", "json", "explain", "web"])?)?;
+    ensure!(json["stands"]["state"] == "ACTIVE" && json["stands"]["instance"] == web.to_string(), "{json}");
+    assert_eq!(json["node"], node.to_string());
+    // Nobody would take another, which is an answer: of its group one is on each node.
+    control.done(&["group", "create", "apart", "--policy", "anti-affinity"])?;
+    control.done(&["run", "one", "--query", TINY, "--group", "apart"])?;
+    let explained = control.eschedule(&["explain", "one"])?;
+    let text = String::from_utf8(explained.stdout)?;
+    ensure!(
+        explained.status.success() && text.contains(", in its group apart:\nNO ALLOCATIONS LEFT\n"),
+        "{text}"
+    );
+    let json: Value = serde_json::from_str(&control.done(&["-o", "json", "explain", "one"])?)?;
+    ensure!(json["stands"]["state"] == "SCHEDULED" && json["reasons"]["group"]["name"] == "apart", "{json}");
+    // Of one that is to end there is no more to say.
+    control.done(&["destroy", "one"])?;
+    let gone = control.store_keys("requests/").await?;
+    for key in gone {
+        let instance = key.rsplit('/').next().unwrap_or_default().to_owned();
+        let json: Value = serde_json::from_str(&control.done(&["-o", "json", "explain", &instance])?)?;
+        assert_eq!(json["stands"]["instance"], instance);
+    }
     Ok(())
 }
