@@ -62,9 +62,7 @@ fn value(arg: &Arg) -> Option<String> {
 
 fn completer(value: String) -> Option<ArgValueCompleter> {
     Some(match value.as_str() {
-        "INSTANCE" | "QUERY|INSTANCE" => asking(async |session, beginning| {
-            ec_cloud::called_beginning(&session.cloud, Workload::Machine, &beginning).await
-        }),
+        "INSTANCE" | "QUERY|INSTANCE" => asking(instances),
         "VOLUME" | "SNAPSHOT" => asking(async |session, beginning| {
             ec_cloud::called_beginning(&session.cloud, Workload::Volume, &beginning).await
         }),
@@ -89,9 +87,19 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
             let names = images.into_iter().map(|image| image.name);
             Ok(session.settings.images.keys().cloned().chain(names).collect())
         }),
-        "STATE" | "STATE|QUERY|INSTANCE" => ArgValueCompleter::new(states),
+        "STATE" => ArgValueCompleter::new(states),
+        "STATE|QUERY|INSTANCE" => ArgValueCompleter::new(|typed: &OsStr| {
+            states(typed).into_iter().chain(asked(typed, instances)).collect::<Vec<_>>()
+        }),
         _ => return None,
     })
+}
+
+/// Instances that begin so; of `USER@INSTANCE`, which ssh takes, behind the user.
+async fn instances(session: Session, typed: String) -> Result<Vec<String>, CloudError> {
+    let (user, beginning) = typed.split_at(typed.rfind('@').map_or(0, |at| at + 1));
+    let called = ec_cloud::called_beginning(&session.cloud, Workload::Machine, beginning).await?;
+    Ok(called.into_iter().map(|called| format!("{user}{called}")).collect())
 }
 
 /// States that begin as somebody typed, in either case of letters; of several with commas between, the last.
@@ -109,26 +117,33 @@ fn asking<F>(ask: impl Fn(Session, String) -> F + Send + Sync + 'static) -> ArgV
 where
     F: Future<Output = Result<Vec<String>, CloudError>>,
 {
-    ArgValueCompleter::new(move |typed: &OsStr| {
-        let Some(beginning) = typed.to_str().map(str::to_owned) else { return Vec::new() };
-        let asked = async {
-            let config = std::env::var_os("ESCHEDULE_CONFIG").filter(|file| !file.is_empty());
-            let settings = Settings::load(config.as_deref().map(std::path::Path::new)).ok()?;
-            let mut session = Session::open(settings).await.ok()?;
-            // Whoever types reads nothing between.
-            session.cloud.notice = |_| {};
-            ask(session, beginning.clone()).await.ok()
-        };
-        let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-        let words = runtime.ok().and_then(|runtime| {
-            runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.ok().flatten() })
-        });
-        let words = words.unwrap_or_default().into_iter();
-        words
-            .filter(|word| word.starts_with(&beginning) && is_word(word))
-            .map(CompletionCandidate::new)
-            .collect()
-    })
+    ArgValueCompleter::new(move |typed: &OsStr| asked(typed, &ask))
+}
+
+fn asked<F>(typed: &OsStr, ask: impl Fn(Session, String) -> F) -> Vec<CompletionCandidate>
+where
+    F: Future<Output = Result<Vec<String>, CloudError>>,
+{
+    let Some(beginning) = typed.to_str().map(str::to_owned) else { return Vec::new() };
+    let asked = async {
+        let config = std::env::var_os("ESCHEDULE_CONFIG").filter(|file| !file.is_empty());
+        let settings = Settings::load(config.as_deref().map(std::path::Path::new)).ok()?;
+        let mut session = Session::open(settings).await.ok()?;
+        // Whoever types reads nothing between.
+        session.cloud.notice = |_| {};
+        ask(session, beginning.clone()).await.ok()
+    };
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
+    let words = runtime.ok().and_then(|runtime| {
+        runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.ok().flatten() })
+    });
+    let words = words.unwrap_or_default().into_iter();
+    words.filter(|word| fits(word, &beginning)).map(CompletionCandidate::new).collect()
+}
+
+/// Whether a word begins as somebody typed, in any case of letters, as names are meant in any; and can be one.
+fn fits(word: &str, beginning: &str) -> bool {
+    word.to_ascii_lowercase().starts_with(&beginning.to_ascii_lowercase()) && is_word(word)
 }
 
 /// Whether it is one word of a command line, and nothing else. The shells' scripts quote nothing, and what others' records have as
@@ -141,6 +156,20 @@ fn is_word(text: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn words_are_offered_in_any_case_of_letters() {
+        for (word, typed, fit) in [
+            ("web", "WE", true),
+            ("Host1", "host", true),
+            ("root@web", "root@W", true),
+            ("web", "", true),
+            ("web", "eb", false),
+            ("a b", "a", false),
+        ] {
+            assert_eq!(fits(word, typed), fit, "{word} {typed}");
+        }
+    }
 
     #[test]
     fn what_a_shell_would_run_or_take_apart_is_no_word() {
