@@ -6,7 +6,7 @@ mod known;
 mod published;
 mod send;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{Bytes, CloudError, CloudResult, ImageChange, NewImage};
@@ -20,6 +20,7 @@ use ec_runtime::exit::{Failure, chain, tell};
 pub(crate) use known::{distribution, is_distribution};
 
 use crate::{
+    acting::note,
     cli::Output,
     config::Session,
     output,
@@ -47,6 +48,7 @@ Examples:
 #[derive(Subcommand)]
 pub(crate) enum ImageCommand {
     /// Make an image of a URL, a file, or a distribution that is known
+    #[command(visible_alias = "create")]
     Add(Box<Adding>),
     /// List the project's images, and those that everybody may use
     ///
@@ -58,11 +60,11 @@ pub(crate) enum ImageCommand {
         #[arg(value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
         image: String,
     },
-    /// Delete an image; instances that were made from it stay as they are
+    /// Delete images; instances that were made from them stay as they are
     Delete {
-        /// Its name or its uuid
-        #[arg(value_name = "IMAGE", value_parser = NonEmptyStringValueParser::new())]
-        image: String,
+        /// Names or uuids
+        #[arg(value_name = "IMAGE", required = true, value_parser = NonEmptyStringValueParser::new())]
+        images: Vec<String>,
     },
     /// Change what is said of an image
     Set(Box<Setting>),
@@ -193,12 +195,7 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
             output::images(output, &ec_cloud::images(cloud).await?)
         }
         ImageCommand::Show { image } => output::image(output, &ec_cloud::image(cloud, &image).await?),
-        ImageCommand::Delete { image } => {
-            let remove = async |image: &Image| remove(session, image).await;
-            let deleted = ec_cloud::delete_image(cloud, &image, remove).await?;
-            tidy_copies(session).await;
-            output::deleted(output, "IMAGE", &deleted.name)
-        }
+        ImageCommand::Delete { images } => delete(session, &images, output).await,
         ImageCommand::Set(setting) => {
             let Setting { image, name, public, private, protected, unprotected, min_disk, min_ram, .. } =
                 &*setting;
@@ -225,6 +222,28 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
             output::image(output, &ec_cloud::change_image(cloud, image, &change).await?)
         }
     }
+}
+
+/// One that fails does not keep the others from being deleted.
+async fn delete(session: &Session, images: &[String], output: Output) -> Result<(), Failure> {
+    let mut failed = None::<Failure>;
+    for (place, text) in images.iter().enumerate() {
+        // Once it is gone its name would mean another's, or nobody.
+        if images[..place].contains(text) {
+            continue;
+        }
+        let remove = async |image: &Image| remove(session, image).await;
+        let deleted = ec_cloud::delete_image(&session.cloud, text, remove).await;
+        let told = match deleted {
+            Ok(deleted) => output::deleted(output, "IMAGE", &deleted.name),
+            Err(error) => Err(error.into()),
+        };
+        if let Err(failure) = told {
+            note(&mut failed, failure);
+        }
+    }
+    tidy_copies(session).await;
+    failed.map_or(Ok(()), Err)
 }
 
 async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
@@ -274,7 +293,10 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
 
 async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Result<Source, Failure> {
     let text = adding.source.as_deref().unwrap_or(&adding.name);
-    if let Some(known) = known::known(text) {
+    // A file that is there is meant, unless it is called as we call a release.
+    let is_file = adding.source.is_some() && Path::new(text).is_file();
+    let meant = known::known(text).filter(|known| !is_file || known.is_called(text));
+    if let Some(known) = meant {
         let found = published::image(known, &session.settings.image_mirrors).await?;
         for (option, demanded, found) in
             [("--sha256", &demanded.sha256, &found.sha256), ("--sha512", &demanded.sha512, &found.sha512)]
@@ -292,6 +314,11 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
             sha512: found.sha512.or_else(|| demanded.sha512.clone()),
             ..found
         }));
+    }
+    if let Some(releases) = known::others(text).filter(|_| !is_file) {
+        return Err(Failure::usage(format!(
+            "`{text}` is no release that is known of its distribution ({releases}): give one of them, a URL, or a file, as ./{text}"
+        )));
     }
     if adding.source.is_none() {
         return Err(Failure::usage(format!(

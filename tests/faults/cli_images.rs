@@ -144,6 +144,7 @@ async fn what_cannot_be_an_image_is_told_in_a_line_and_leaves_nothing() -> Resul
         (vec!["add", "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab", "https://x/y"], 2, "is a uuid"),
         (vec!["add", "x"], 2, "no distribution that is known"),
         (vec!["add", "debian:1"], 2, "debian:13"),
+        (vec!["add", "x", "debian-11"], 2, "(debian:13, debian:12): give one of them"),
         (vec!["add", "x", "ftp://host/x"], 2, "wanted http://"),
         (vec!["add", "x", "https://h/x", "--sha256", "abc"], 2, "64 hexadecimal digits"),
         (vec!["add", "x", "https://h/x", "--sha512", "abc"], 2, "128 hexadecimal digits"),
@@ -361,7 +362,7 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
         "image_mirrors: {{debian: \"{url}/d\", ubuntu: \"{url}/u/\", alpine: \"{url}\", fedora: \"http://127.0.0.1:1\"}}"
     ))?;
     control.done(&["image", "add", "debian:12"])?;
-    control.done(&["image", "add", "noble", "ubuntu:24.04", "--public"])?;
+    control.done(&["image", "create", "noble", "ubuntu24.04", "--public"])?;
     let all = images(&control).await?;
     let of = |name: &str| all.iter().find(|image| image.name == name).context("not there");
     let debian = of("debian:12")?;

@@ -79,10 +79,46 @@ const KNOWN: [Known; 11] = [
     },
 ];
 
-/// The image that is called so: by its whole name, or by its distribution alone.
+/// The image that is called so: by its whole name, or by its distribution alone. Between that and the release people write `@`, `-`
+/// or nothing, too.
 pub(crate) fn known(name: &str) -> Option<Known> {
     let name = name.to_ascii_lowercase();
-    KNOWN.into_iter().find(|known| known.name == name || known.distribution() == name)
+    let (distribution, release) = parts(&name)?;
+    KNOWN.into_iter().find(|known| {
+        let newest_or_that = release.is_none_or(|(_, release)| release == known.release());
+        known.distribution() == distribution && newest_or_that
+    })
+}
+
+/// What releases there are of the distribution of which a word names another.
+pub(crate) fn others(name: &str) -> Option<String> {
+    let name = name.to_ascii_lowercase();
+    let (distribution, release) = parts(&name)?;
+    let (separator, release) = release?;
+    // What else may be behind it is a file's name.
+    let is_number = release.chars().all(|c| c.is_ascii_digit() || c == '.');
+    let is_release = is_number || (matches!(separator, ":" | "@") && !release.contains(['/', '.']));
+    if release.is_empty() || !is_release || known(&name).is_some() {
+        return None;
+    }
+    let known = KNOWN.iter().filter(|known| known.distribution() == distribution);
+    Some(known.map(|known| known.name).collect::<Vec<_>>().join(", "))
+}
+
+/// The distribution with which a word begins, and the release behind it, with what stands between.
+fn parts(name: &str) -> Option<(&str, Option<(&str, &str)>)> {
+    let (distribution, _) = PLACES.iter().find(|(distribution, _)| name.starts_with(distribution))?;
+    let (distribution, rest) = name.split_at(distribution.len());
+    let release = rest.trim_start_matches([':', '@', '-']);
+    let (separator, release) = rest.split_at(rest.len() - release.len());
+    let release = match (separator.len(), release) {
+        (0, "") => None,
+        // Another word, which only begins alike.
+        (0, release) if !release.starts_with(|c: char| c.is_ascii_digit()) => return None,
+        (0 | 1, release) => Some((separator, release)),
+        _ => return None,
+    };
+    Some((distribution, release))
 }
 
 /// All names, in a line.
@@ -105,6 +141,15 @@ pub(crate) fn distribution(name: &str) -> Option<&'static str> {
 impl Known {
     fn distribution(&self) -> &'static str {
         self.name.split(':').next().unwrap_or_default()
+    }
+
+    /// Whether that is its name, or its distribution's, as we write it.
+    pub(crate) fn is_called(&self, text: &str) -> bool {
+        [self.name, self.distribution()].iter().any(|name| name.eq_ignore_ascii_case(text))
+    }
+
+    fn release(&self) -> &'static str {
+        self.name.split(':').nth(1).unwrap_or_default()
     }
 
     /// Where it is fetched from, of a mirror where one is configured for its distribution; and where its digest is.
@@ -159,6 +204,32 @@ mod tests {
             assert_eq!(known(distribution).unwrap().distribution(), distribution);
         }
         assert_eq!(known("Debian").unwrap().name, "debian:13", "the newest");
+        for (text, name) in [
+            ("alpine@3.20", "alpine:3.20"),
+            ("debian-12", "debian:12"),
+            ("Ubuntu24.04", "ubuntu:24.04"),
+            ("fedora:43", "fedora:43"),
+        ] {
+            assert_eq!(known(text).map(|known| known.name), Some(name), "{text}");
+            assert_eq!(others(text), None, "{text}");
+        }
+        for text in ["debian:11", "debian-11", "debian11", "debian@sid", "DEBIAN:sid"] {
+            assert_eq!(
+                (known(text), others(text).as_deref()),
+                (None, Some("debian:13, debian:12")),
+                "{text}"
+            );
+        }
+        for file in [
+            "debian-12-genericcloud-amd64.qcow2",
+            "debian.qcow2",
+            "debianish",
+            "debian:",
+            "debian::12",
+            "mine",
+        ] {
+            assert_eq!((known(file), others(file)), (None, None), "{file}");
+        }
         assert!(known("debian:1").is_none() && known("").is_none() && !is_distribution("debian:12"));
         let mirrors = BTreeMap::from([("debian".to_owned(), "http://mirror/d/".to_owned())]);
         let (url, sums) = known("debian:12").unwrap().urls(&mirrors);
