@@ -4,8 +4,8 @@ use std::{collections::BTreeMap, time::Duration};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    Acted, Ask, Doomed, NewVolume, Scheduled, VolumeView, find_placed, move_volume, node_named,
-    node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
+    Acted, Ask, Change, Cloud, Doomed, NewVolume, Scheduled, Verb, VolumeView, act, find_placed, move_volume,
+    node_named, node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME, Workload};
 use ec_runtime::{
@@ -86,6 +86,9 @@ pub(crate) enum VolumeCommand {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
         volume: String,
+        /// Only where this instance has it: its name or uuid
+        #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+        instance: Option<String>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -95,10 +98,33 @@ pub(crate) enum VolumeCommand {
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
         volume: String,
         /// How large it shall be, in GiB
-        #[arg(value_name = "GB", allow_negative_numbers = true)]
-        size: u64,
+        #[arg(value_name = "GB", allow_negative_numbers = true, required_unless_present = "gigabytes")]
+        size: Option<u64>,
+        /// The same
+        #[arg(long = "size", value_name = "GB", allow_negative_numbers = true, conflicts_with = "size")]
+        gigabytes: Option<u64>,
         #[command(flatten)]
         waiting: Waiting,
+    },
+    /// Call a volume otherwise
+    Rename {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// What no other volume of the project is called
+        name: String,
+    },
+    /// Set labels of a volume, and take them off
+    Set {
+        /// Its name, its uuid, or the beginning of that
+        #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
+        volume: String,
+        /// A label; may be given more than once
+        #[arg(long, value_name = "KEY=VALUE", required_unless_present = "unset", value_parser = ec_model::input::label)]
+        label: Vec<(String, String)>,
+        /// The key of a label that goes; may be given more than once
+        #[arg(long, value_name = "KEY", value_parser = ec_model::input::label_key)]
+        unset: Vec<String>,
     },
     /// Make a volume that is a copy of another as it is now, also while an instance writes it; as `create --copy-of`
     Clone {
@@ -223,10 +249,14 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             }
             show_asked(session, volume, output).await
         }
-        VolumeCommand::Detach { volume, waiting } => {
+        VolumeCommand::Detach { volume, instance, waiting } => {
             let volume = resolve_volume(cloud, &volume).await?;
+            let from = match instance {
+                Some(instance) => Some(resolve(cloud, &instance).await?),
+                None => None,
+            };
             let patience = Patience::new(waiting)?;
-            match ec_cloud::detach(cloud, volume, None).await.map_err(|error| session.failed(error))? {
+            match ec_cloud::detach(cloud, volume, from).await.map_err(|error| session.failed(error))? {
                 None => tell(&format!("eschedule: no instance has volume {volume}")),
                 Some(detached) => {
                     done(session, &patience, detached.instance, &detached.acted, "detaching").await?;
@@ -238,7 +268,28 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             }
             show_asked(session, volume, output).await
         }
-        VolumeCommand::Extend { volume, size, waiting } => {
+        VolumeCommand::Rename { volume, name } => {
+            let volume = is_volume(cloud, &volume).await?;
+            let acted = act(cloud, volume, &Verb::Rename(name)).await;
+            tell_acted(volume, &acted.map_err(|error| session.failed(error))?);
+            show_asked(session, volume, output).await
+        }
+        VolumeCommand::Set { volume, label, unset } => {
+            let set = once_each("--label", &label)?.into_iter().map(|(key, value)| (key, Some(value)));
+            let mut labels: BTreeMap<_, _> = set.collect();
+            for key in unset {
+                if labels.insert(key.clone(), None).is_some_and(|value| value.is_some()) {
+                    return Err(Failure::usage(format!("label {key} is both set and taken off")));
+                }
+            }
+            let volume = is_volume(cloud, &volume).await?;
+            let change = Change { labels, ..Change::default() };
+            let acted = act(cloud, volume, &Verb::Set(change)).await;
+            tell_acted(volume, &acted.map_err(|error| session.failed(error))?);
+            show_asked(session, volume, output).await
+        }
+        VolumeCommand::Extend { volume, size, gigabytes, waiting } => {
+            let size = size.or(gigabytes).unwrap_or_default();
             let volume = resolve_volume(cloud, &volume).await?;
             let patience = Patience::new(waiting)?;
             let acted = ec_cloud::extend_volume(cloud, volume, size).await;
@@ -297,6 +348,12 @@ pub(crate) async fn give(
     }
     let attached = ec_cloud::attach(cloud, volume, instance, device).await;
     Ok(attached.map_err(|error| session.failed(error))?.acted)
+}
+
+/// The volume that a word means; a uuid may be anybody's.
+async fn is_volume(cloud: &Cloud, text: &str) -> Result<InstanceId, Failure> {
+    let volume = resolve_volume(cloud, text).await?;
+    Ok(ec_cloud::volume(cloud, volume).await?.volume)
 }
 
 /// Has a volume come to a node, and waits for it.

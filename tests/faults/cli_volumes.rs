@@ -121,6 +121,12 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     let held = control.placement.allocations(data).await?.context("it is claimed")?;
     assert_eq!(held.total().get("DISK_GB"), Some(&5));
     assert!(control.eschedule(&["volume", "extend", "data", "5"])?.status.success(), "it has that");
+    assert!(
+        control.eschedule(&["volume", "extend", "data", "--size", "5"])?.status.success(),
+        "as people type it"
+    );
+    refused(&control, &["extend", "data"], 2, "<GB>")?;
+    refused(&control, &["extend", "data", "5", "--size", "6"], 2, "cannot be used with")?;
     assert!(control.eschedule(&["volume", "detach", "data"])?.status.success(), "nobody has it");
     assert_eq!(control.record(far).await?.context("it is there")?.generation, 1);
 
@@ -141,8 +147,21 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
 
     // A name is one volume's, and an instance may have it, too.
     runs(&control, here, "data").await?;
-    control.done(&["rename", &data.to_string(), "kept"])?;
+    control.done(&["rename", &data.to_string(), "old"])?;
+    assert_eq!(json(&control, &["rename", "old", "kept"])?["name"], "kept");
     assert_eq!(json(&control, &["show", "kept"])?["name"], "kept");
+    let set = json(&control, &["set", "kept", "--label", "a=b", "--label", "c=d"])?;
+    assert_eq!(set["labels"], serde_json::json!({"a": "b", "c": "d"}));
+    let set = json(&control, &["set", "kept", "--unset", "a"])?;
+    assert_eq!(set["labels"], serde_json::json!({"c": "d"}));
+    refused(&control, &["set", "kept"], 2, "--label")?;
+    refused(&control, &["set", "kept", "--label", "a=b", "--unset", "a"], 2, "both set and taken off")?;
+    refused(&control, &["rename", "kept", "a b"], 2, "cannot be a volume's name")?;
+    refused(&control, &["set", &web.to_string(), "--label", "a=b"], 1, "is an instance and no volume")?;
+    // It is taken from who is named, or from nobody.
+    control.done(&["volume", "attach", "kept", "web"])?;
+    refused(&control, &["detach", "kept", "far"], 1, "nobody asked for it to be taken from there")?;
+    control.done(&["volume", "detach", "kept", "web"])?;
     refused(&control, &["show", "data"], 1, "no volume of project")
 }
 
