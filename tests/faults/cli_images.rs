@@ -369,6 +369,12 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     assert_eq!(debian.url, format!("{url}/d/bookworm/latest/debian-12-genericcloud-amd64.qcow2"));
     assert_eq!((&debian.sha256, debian.sha512.as_deref()), (&None, Some(sha512.as_str())));
     assert_eq!(of("noble")?.sha256.as_deref(), Some(sha256.as_str()));
+    // Each that is there goes, whatever the others are.
+    control.done(&["image", "add", "noble2", "ubuntu@24.04"])?;
+    let deleted = control.eschedule(&["image", "delete", "none", "noble2", "noble2"])?;
+    assert_eq!((deleted.status.code(), &deleted.stdout[..]), (Some(1), &b"DELETED IMAGE noble2\n"[..]));
+    ensure!(error(&deleted).contains("there is no image `none`"), "{deleted:?}");
+    assert!(!control.done(&["image", "list", "-o", "name"])?.contains("noble2"));
     refused(&control, &["image", "add", "ubuntu:22.04"], 1, "tells no SHA-256")?;
     refused(&control, &["image", "add", "alpine:3.20"], 1, "HTTP status 404")?;
     refused(&control, &["image", "add", "fedora"], 3, "cannot read the published digests")?;
