@@ -2,9 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_model::{InstanceId, NodeId, Power, State, Status, Workload, decode};
+use ec_model::{
+    Instance, InstanceId, NodeId, Power, Record, Request, State, Status, Workload, decode, decode_part,
+};
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
+use serde::Deserialize;
 
 use crate::{Cloud, CloudError, CloudResult, sizes::settle};
 
@@ -42,7 +45,7 @@ pub(crate) async fn until_status(
 ) -> CloudResult<Status> {
     let key = cloud.keys.status(node, instance);
     let mut reason = None;
-    let status = watch_key(cloud, key, timeout, &seen, |key| match key.value() {
+    let status = watch_key::<Status, _>(cloud, key, timeout, &seen, |key| match key.value() {
         Some(value) => {
             let status: Status = decode(value)?;
             seen(Step::Status(&status));
@@ -101,8 +104,13 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
 /// Waits until nobody wants the instance any more; never ends well.
 async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: Duration) -> CloudError {
     let key = cloud.keys.request(node, instance);
+    let mut kind = Workload::default();
     // The other watch tells of an outage.
-    let gone = watch_key(cloud, key, timeout, &|_| (), |key| Ok(key.value().is_none().then_some(()))).await;
+    let gone = watch_key::<Request, _>(cloud, key, timeout, &|_| (), |key| {
+        kind = key.value().and_then(kind_of::<Request>).unwrap_or(kind);
+        Ok(key.value().is_none().then_some(()))
+    })
+    .await;
     if let Err(error) = gone {
         return error;
     }
@@ -113,7 +121,7 @@ async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: D
             Err(error) => error,
             Ok(_) => CloudError::Elsewhere(format!("the request of {instance} was deleted")),
         },
-        Ok(None) => CloudError::Elsewhere(format!("instance {instance} was destroyed")),
+        Ok(None) => CloudError::Elsewhere(format!("{} {instance} was destroyed", kind.word())),
         Err(error) => error.into(),
     }
 }
@@ -218,10 +226,12 @@ fn powered(
 }
 
 fn rebuilt(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudResult<Option<Status>> {
-    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    let kind = status.kind;
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("{} {instance} {what}", kind.word())));
     match &status.rebuilt {
         Some(rebuilt) if rebuilt.wished_at > wished_at => {
-            elsewhere("was to be rebuilt once more by somebody else".to_owned())
+            let what = if kind.is_machine() { "rebuilt" } else { "restored" };
+            elsewhere(format!("was to be {what} once more by somebody else"))
         }
         Some(rebuilt) if rebuilt.wished_at == wished_at => match (&rebuilt.failed, status.state) {
             (Some(why), _) => elsewhere(format!("has its old disk still: {why}")),
@@ -258,15 +268,16 @@ fn rescued(
 }
 
 fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudResult<Option<Status>> {
-    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
+    let kind = status.kind.word();
+    let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("{kind} {instance} {what}")));
     match &status.resized {
         Some(resized) if resized.wished_at > wished_at => {
             elsewhere("was to be of yet another size by somebody else".to_owned())
         }
         Some(resized) if resized.wished_at == wished_at => match (&resized.failed, status.state) {
-            (Some(why), _) if status.kind == Workload::Volume => Err(CloudError::Elsewhere(format!(
-                "volume {instance} is as large as it was: {why}; `eschedule volume extend {instance}` tries it again"
-            ))),
+            (Some(why), _) if status.kind == Workload::Volume => elsewhere(format!(
+                "is as large as it was: {why}; `eschedule volume extend {instance}` tries it again"
+            )),
             (Some(why), _) => elsewhere(format!(
                 "is as large as it was: {why}; `eschedule resize --revert {instance}` gives back what was claimed for more"
             )),
@@ -340,7 +351,7 @@ pub async fn until_gone(
                 .to_owned(),
         )),
     };
-    watch_key(cloud, key, timeout, &seen, judge).await
+    watch_key::<Request, _>(cloud, key, timeout, &seen, judge).await
 }
 
 /// How a key stands.
@@ -361,8 +372,8 @@ impl<'a> Key<'a> {
     }
 }
 
-/// Looks at a key now and after each change, until `judge` has an answer.
-async fn watch_key<T>(
+/// Looks at a key, which has such a record, now and after each change, until `judge` has an answer.
+async fn watch_key<R: Record, T>(
     cloud: &Cloud,
     key: String,
     timeout: Duration,
@@ -374,17 +385,15 @@ async fn watch_key<T>(
     let deadline = tokio::time::Instant::now() + timeout;
     // The newest that was heard of.
     let mut heard = 0;
+    let mut kind = None;
     loop {
-        let change = tokio::time::timeout_at(deadline, changes.recv()).await.map_err(|_| {
-            CloudError::TimedOut(format!(
-                "not done after {} s; it goes on, `eschedule show {}` shows how far it is",
-                timeout.as_secs(),
-                key.rsplit('/').next().unwrap_or_default()
-            ))
-        })?;
+        let Ok(change) = tokio::time::timeout_at(deadline, changes.recv()).await else {
+            return Err(out_of_time(cloud, &key, kind, timeout).await);
+        };
         let answer = match change {
             Some(Change::Reset(listing)) => {
                 let found = listing.pairs.iter().find(|pair| pair.key == key);
+                kind = found.and_then(|pair| kind_of::<R>(&pair.value)).or(kind);
                 let is_earlier = listing.revision < heard;
                 heard = listing.revision;
                 judge(match found {
@@ -397,7 +406,10 @@ async fn watch_key<T>(
             Some(Change::Events(batch)) => {
                 heard = heard.max(batch.resume_from - 1);
                 match batch.events.into_iter().rev().find(|event| event.key() == key) {
-                    Some(Event::Put(pair)) => judge(Key::Is(&pair.value))?,
+                    Some(Event::Put(pair)) => {
+                        kind = kind_of::<R>(&pair.value).or(kind);
+                        judge(Key::Is(&pair.value))?
+                    }
                     Some(Event::Delete { .. }) => judge(Key::IsNot)?,
                     None => None,
                 }
@@ -412,6 +424,33 @@ async fn watch_key<T>(
             return Ok(answer);
         }
     }
+}
+
+/// Of what kind of workload a record is.
+fn kind_of<R: Record>(value: &[u8]) -> Option<Workload> {
+    #[derive(Deserialize)]
+    struct Part {
+        #[serde(default)]
+        kind: Workload,
+    }
+    decode_part::<R, Part>(value).ok().map(|part| part.kind)
+}
+
+/// It goes on, and how far it is is asked of it by the word of its kind: as was heard, or else as its record has it.
+async fn out_of_time(cloud: &Cloud, key: &str, heard: Option<Workload>, timeout: Duration) -> CloudError {
+    let instance = key.rsplit('/').next().unwrap_or_default();
+    let kind = match (heard, instance.parse()) {
+        (None, Ok(instance)) => {
+            let pair = cloud.store.get(&cloud.keys.instance(instance)).await.ok().and_then(|(pair, _)| pair);
+            pair.and_then(|pair| kind_of::<Instance>(&pair.value))
+        }
+        _ => heard,
+    };
+    let show = if kind == Some(Workload::Volume) { "volume show" } else { "show" };
+    CloudError::TimedOut(format!(
+        "not done after {} s; it goes on, `eschedule {show} {instance}` shows how far it is",
+        timeout.as_secs()
+    ))
 }
 
 #[cfg(test)]
@@ -472,6 +511,28 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn a_disk_that_could_not_be_made_anew_is_told_of_by_the_word_of_its_kind() {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let told = |kind, second, failed: Option<&str>| {
+            let failed = failed.map(str::to_owned);
+            let was = Some(ec_model::Rebuilt { wished_at: at(second), failed });
+            rebuilt(instance, at(5), Status { kind, rebuilt: was, ..status(State::Active, true, None) })
+        };
+        for (kind, word, done) in
+            [(Workload::Machine, "instance", "rebuilt"), (Workload::Volume, "volume", "restored")]
+        {
+            for (told, words) in [
+                (told(kind, 5, Some("no image")), "has its old disk still: no image".to_owned()),
+                (told(kind, 6, None), format!("was to be {done} once more by somebody else")),
+            ] {
+                assert_eq!(told.unwrap_err().to_string(), format!("{word} {instance} {words}"));
+            }
+            assert!(told(kind, 5, None).unwrap().is_some());
         }
     }
 

@@ -259,6 +259,27 @@ async fn one_whose_request_is_lost_is_unlocked_once_whatever_is_heard_of_that() 
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_is_not_done_in_time_is_asked_after_by_the_word_of_its_kind() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, second) = (world.cloud(), std::time::Duration::from_secs(1));
+    let (volume, made) = world.volume_of_a_machine().await;
+    for (instance, show) in [(volume, "volume show"), (made.instance, "show")] {
+        let wanted = format!("`eschedule {show} {instance}` shows how far");
+        let status = world.keys.status(made.node, instance);
+        let gone = crate::until_gone(&cloud, made.node, instance, second, |_| {}).await.unwrap_err();
+        // Its node has not told anything of it yet.
+        world.etcd.memory.txn(Txn::new().delete(status)).await.unwrap();
+        let active = crate::until_active(&cloud, made.node, instance, second, |_| {}).await.unwrap_err();
+        for error in [gone, active] {
+            assert!(
+                matches!(&error, CloudError::TimedOut(told) if told.contains(&wanted)),
+                "{show}: {error}"
+            );
+        }
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn an_etcd_that_is_put_back_to_before_one_was_asked_for_is_no_sign_of_its_end() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (cloud, memory) = (world.cloud(), &world.etcd.memory);
