@@ -105,13 +105,13 @@ take() {
 take "$(find "$tree" -path '*sbin/dropbear' -type f)" "$root/usr/sbin/dropbear"
 cp -L "$(find_one ld-linux-x86-64.so.2)" "$root/lib64/"
 
-# What the disk, the network and the power button need, in the order of loading; what is built in is not there.
+# What the disk, the network and the power button need, and to tell of a panic, in the order of loading; what is built in is not there.
 modules=$(find "$tree" -type d -path "*/lib/modules/$version")
 mkdir -p "$work/kmod/lib/modules"
 mv "$modules" "$work/kmod/lib/modules/"
 run depmod -b "$work/kmod" "$version"
 number=10
-for name in virtio_pci virtio_blk virtio_net virtio_balloon virtio_rng button evdev; do
+for name in virtio_pci virtio_blk virtio_net virtio_balloon virtio_rng button evdev pvpanic-mmio; do
   while read -r _ file _; do
     module=$(basename "$file" | sed 's/\.ko.*//')
     if ls "$root"/lib/modules/*-"$module".ko >/dev/null 2>&1; then continue; fi

@@ -77,6 +77,15 @@ impl Guest {
         Ok(told.iter().map(line).collect())
     }
 
+    /// Waits until its restart policy has started it so often in a row.
+    async fn is_started_again(&self, times: u32) -> Result<()> {
+        let is_up = async || {
+            let status = self.stack.status(self.instance).await?.context("it is told")?;
+            Ok(status.restarts == times && status.state == State::Active)
+        };
+        self.stack.until("the guest is started again", is_up).await
+    }
+
     /// How libvirt has it: running, paused, shut off.
     fn is_active(&self) -> Result<bool> {
         let domain = self.stack.libvirt.connection().lookup_domain_by_name(&self.instance.to_string())?;
@@ -180,25 +189,32 @@ async fn after_a_power_cut_guests_are_as_they_were_wanted_with_what_they_wrote()
     guest.stack.until_exactly(&[web, stopped, suspended]).await
 }
 
-/// Its hypervisor's process is killed, as by the kernel when memory runs out.
+/// Its hypervisor's process is killed, as by the kernel when memory runs out; then its own kernel panics, and would boot anew by itself
+/// after five seconds.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_guest_whose_process_is_killed_is_started_again_by_its_policy() -> Result<()> {
+async fn a_guest_whose_process_is_killed_or_whose_kernel_panics_is_started_again_by_its_policy() -> Result<()>
+{
     let guest = Guest::up(&["--restart", "on-failure", "--label", "role=web"]).await?;
     let boot = guest.boot().await?;
     let pid = guest.stack.libvirt.guest_process(guest.instance).context("it runs")?;
     nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGKILL)?;
-    guest
-        .stack
-        .until("the guest is started again", async || {
-            let status = guest.stack.status(guest.instance).await?.context("it is told")?;
-            Ok(status.restarts == 1 && status.state == State::Active)
-        })
-        .await?;
-    assert_ne!(guest.boot().await?, boot);
+    guest.is_started_again(1).await?;
+    let second = guest.boot().await?;
+    assert_ne!(second, boot);
     assert_eq!(guest.kept().await?.trim(), "precious");
     let events = guest.events()?;
     assert_eq!(events.first().map(String::as_str), Some("create done ACTIVE -"));
     // Where its agent saw it ended before it started it again, that stands between.
     assert!(events[1..].contains(&"- - ACTIVE restart 1".to_owned()), "{events:?}");
+
+    // Behind what logs in, which hears no end of it.
+    guest.run("(sleep 1; echo c >/proc/sysrq-trigger) </dev/null >/dev/null 2>&1 &").await?;
+    guest.is_started_again(2).await?;
+    assert_ne!(guest.boot().await?, second);
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    let events = guest.events()?;
+    assert!(events.contains(&"- - ACTIVE restart 2".to_owned()), "{events:?}");
+    let told = guest.asks(&["events", "web"])?;
+    assert!(told.contains("crashed (a kernel panic)"), "{told}");
     Ok(())
 }

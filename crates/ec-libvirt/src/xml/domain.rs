@@ -20,6 +20,8 @@
 //!   second. The mark tells of it, since the definition does not: such a guest is started once, as it is here.
 //! * It has room to grow while it runs ([`Room`]): processors that are not there yet, and slots for memory, which libvirt
 //!   wants a NUMA cell for.
+//! * The guest's kernel tells of its panic by an ISA device (pvpanic), which Linux and Windows have drivers for: libvirt ends it then,
+//!   as crashed. Without that a guest whose system crashed runs on for ever.
 //! * Whatever ends the guest leaves the domain defined: only the agent takes it away.
 
 use ec_guard::ports::tap_name;
@@ -263,6 +265,7 @@ struct Devices {
     video: Option<Video>,
     rng: Rng,
     memballoon: Model,
+    panic: Model,
 }
 
 /// A disk of a domain, as one that runs is given it, too.
@@ -552,6 +555,7 @@ impl Devices {
             video: machine.graphics.then_some(Video { model: Type { kind: "vga" } }),
             rng: Rng { model: "virtio", backend: Backend { model: "random", source: "/dev/urandom" } },
             memballoon: Model { model: "virtio" },
+            panic: Model { model: "isa" },
         }
     }
 }
@@ -626,6 +630,7 @@ mod tests {
                 r#"<serial type="pty"><log file="/log/x.log" append="on"/><target port="0"/></serial>"#,
                 r#"<target type="virtio" name="org.qemu.guest_agent.0"/>"#,
                 r#"<backend model="random">/dev/urandom</backend>"#,
+                r#"<panic model="isa"/>"#,
             ],
         );
         assert!(!xml.contains("graphics") && !xml.contains("type=\"bridge\""), "{xml}");

@@ -343,7 +343,8 @@ fn restart(facts: &Facts, why: End) -> Plan {
 fn how(facts: &Facts, why: End) -> &'static str {
     let before_address = known(facts).is_some_and(|status| !status.has_address);
     match why {
-        End::Crashed => "it crashed",
+        // libvirt tells both in the same way.
+        End::Crashed => "the guest crashed (a kernel panic), or its process died",
         End::ByHypervisor => "libvirtd gave it up when it was started anew",
         End::ByHand => "somebody ended it",
         _ if before_address => "the guest ended before it had an address",

@@ -265,7 +265,7 @@ fn a_guest_that_ended_or_is_held_is_told_with_the_reason() {
     let tells = |reason| Tells(State::Stopped, reason, &[]);
     for address in [true, false] {
         all([
-            (ended(End::Crashed, address), tells("it crashed")),
+            (ended(End::Crashed, address), tells("the guest crashed (a kernel panic)")),
             (ended(End::ByHypervisor, address), tells("libvirtd gave it up")),
             (ended(End::ByHand, address), tells("somebody ended it")),
         ]);

@@ -46,7 +46,7 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(ends(stage, End::ByHand, "somebody ended it")),
     ),
     Scenario::new("guest-crashes", "a guest crashes: it is STOPPED with the reason and kept", |stage| {
-        Box::pin(ends(stage, End::Crashed, "it crashed"))
+        Box::pin(ends(stage, End::Crashed, "the guest crashed"))
     }),
     Scenario::new(
         "guest-started-by-hand",

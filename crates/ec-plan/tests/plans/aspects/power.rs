@@ -315,7 +315,8 @@ fn a_restart_that_was_told_is_made_also_where_its_hypervisor_was_started_anew_me
     let facts = told(down(Restart::Always, End::Crashed, 0));
     let unwanted = Facts { power: PowerFacts { restart: Restart::No, ..facts.power }, ..facts.clone() };
     for left in [wanted(Power::Stopped, facts), unwanted] {
-        let crashed = Next::Run(vec![Announce(State::Stopped, Some("it crashed".to_owned()))]);
+        let how = "the guest crashed (a kernel panic), or its process died";
+        let crashed = Next::Run(vec![Announce(State::Stopped, Some(how.to_owned()))]);
         assert_eq!(after(left.clone()), crashed);
         assert_eq!(plan(&left, &LIMITS).next, crashed);
         assert!(!matches!(after(told(left)), Next::Run(_)));
