@@ -184,6 +184,10 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.save(instance)).await
     }
 
+    async fn drop_memory(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.one(self.0.drop_memory(instance)).await
+    }
+
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
         self.one(self.0.size(instance)).await
     }

@@ -70,7 +70,7 @@ pub(crate) fn kind(work: &Work) -> &'static str {
         "resize"
     } else if any(&[Effect::Start, Effect::StartRescue, Effect::Resume]) {
         "start"
-    } else if any(&[Effect::ShutDown, Effect::PowerOff, Effect::Pause, Effect::Save]) {
+    } else if any(&[Effect::ShutDown, Effect::PowerOff, Effect::Pause, Effect::Save, Effect::DropMemory]) {
         "stop"
     } else if any(&[Effect::Claim, Effect::Cover, Effect::Release]) {
         "claim"

@@ -278,6 +278,11 @@ impl Worker {
                 self.permit = None;
                 Ok(())
             }
+            Effect::DropMemory => {
+                tracing::info!("deleting the guest's saved memory");
+                self.touched_hypervisor = true;
+                parts.hypervisor.drop_memory(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+            }
             Effect::NotePower(state, reason) => {
                 let old = self.status.known();
                 let status = status::powered(&self.subject, old, state, reason, self.parts.host.now());
@@ -527,6 +532,7 @@ fn pause_for_test(effect: &Effect) {
         Effect::PowerOff => "before-power-off",
         Effect::Pause => "before-pause",
         Effect::Save => "before-save",
+        Effect::DropMemory => "before-drop-memory",
         Effect::NotePower(..) => "before-note-power",
         Effect::Reopen(_) => "before-reopen",
         Effect::PrepareRebuild => "before-prepare-rebuild",

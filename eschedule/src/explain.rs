@@ -239,7 +239,7 @@ fn meaning(state: State) -> &'static str {
         }
         State::Suspended => {
             "the guest does not run; its memory lies on its node's disk, and it keeps its disk and its room. \
-             `eschedule resume` lets it go on where it was."
+             `eschedule resume` lets it go on where it was; `eschedule reboot --hard` deletes that memory and boots it anew."
         }
         State::Rebuilding => {
             "a user wants a new disk for it: the image is fetched, and the guest runs on with the disk that it has. Then it is \

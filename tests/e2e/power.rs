@@ -153,6 +153,11 @@ async fn a_guest_goes_on_where_it_was_paused_or_suspended_also_after_libvirt_was
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     guest.asks(&["resume", "--wait", "web"])?;
     assert_eq!(guest.boot().await?, boot, "its memory was kept");
+
+    guest.asks(&["suspend", "--wait", "web"])?;
+    guest.asks(&["reboot", "--hard", "--wait", "web"])?;
+    assert_ne!(guest.boot().await?, boot, "its memory is gone");
+    assert_eq!(guest.kept().await?.trim(), "precious");
     guest.asks(&["destroy", "--wait", "web"])?;
     assert_eq!(guest.events()?.last().map(String::as_str), Some("delete done - -"));
     guest.stack.until_exactly(&[]).await

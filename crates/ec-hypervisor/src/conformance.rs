@@ -223,6 +223,18 @@ async fn a_guest_is_paused_saved_and_ended_and_starts_again(
     hypervisor.shut_down(instance).await.expect("shut down what does not run");
     hypervisor.start(instance).await.expect("start from the saved memory");
     expect(RunState::Running).await;
+    expect_failed(hypervisor.drop_memory(instance).await, "drop the memory of a guest that runs");
+    hypervisor.save(instance).await.expect("save once more");
+    for _ in 0..2 {
+        hypervisor.drop_memory(instance).await.expect("drop the saved memory");
+        let observed = hypervisor.observe(instance).await.expect("observe");
+        assert!(
+            matches!(observed.domain, Some(RunState::Ended(End::Unknown) | RunState::NotStarted)),
+            "{observed:?}"
+        );
+        assert!(observed.volume, "{observed:?}");
+    }
+    hypervisor.start(instance).await.expect("boot anew");
     for _ in 0..2 {
         hypervisor.power_off(instance).await.expect("power off");
         expect(RunState::Ended(End::ByHand)).await;

@@ -145,6 +145,10 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// is not an error.
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()>;
 
+    /// Deletes the memory that was saved of the guest, so that the next start boots it anew; where there is none that is not an
+    /// error. Fails while the domain is up.
+    async fn drop_memory(&self, instance: InstanceId) -> HypervisorResult<()>;
+
     /// How large the domain is, where there is one. The disk is its own, which one that boots from a volume has not.
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>>;
 

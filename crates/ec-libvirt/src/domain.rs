@@ -273,7 +273,7 @@ pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Res
     unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
 }
 
-/// Deletes memory that was saved, since it is of a disk that goes. An error where the domain is up.
+/// Deletes memory that was saved, since it is of a disk that goes, or is not wanted. An error where the domain is up.
 pub(crate) fn forget_memory(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
     let domain = match find(connect, node, instance)? {
         Found::Ours(domain) => domain,

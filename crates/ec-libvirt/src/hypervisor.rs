@@ -723,6 +723,10 @@ impl Hypervisor for LibvirtHypervisor {
         self.on_domain("save", domain::save, instance).await
     }
 
+    async fn drop_memory(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.on_domain("delete the saved memory of", domain::forget_memory, instance).await
+    }
+
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {

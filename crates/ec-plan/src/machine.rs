@@ -55,6 +55,8 @@ pub enum Effect {
     Pause,
     /// Write the guest's memory to the node's disk, and end it.
     Save,
+    /// Delete the memory that was saved of the guest, which boots anew.
+    DropMemory,
     /// Write the status with this state, for this reason, and that the wish for power was carried out.
     NotePower(State, Option<String>),
     /// Write STARTING, and that the wish for power is to be carried out once more; so often in a row it was started by
@@ -131,11 +133,12 @@ pub enum Effect {
 }
 
 use Effect::{
-    Admit, Announce, Ascertain, Bury, Claim, Cover, Define, DropKeys, DropRecord, DropSuccessor, EndInError,
-    EnterRescue, Extend, GiveUpRescue, Grow, HandOver, Inquire, KeepIntent, KeepRecord, LeaveRescue,
-    MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause, Persist,
-    PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release, RemoveDomain,
-    Reopen, ReplaceDisk, Reread, Resize, Resume, Save, SetVolumes, ShutDown, Start, StartRescue,
+    Admit, Announce, Ascertain, Bury, Claim, Cover, Define, DropKeys, DropMemory, DropRecord, DropSuccessor,
+    EndInError, EnterRescue, Extend, GiveUpRescue, Grow, HandOver, Inquire, KeepIntent, KeepRecord,
+    LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause,
+    Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release,
+    RemoveDomain, Reopen, ReplaceDisk, Reread, Resize, Resume, Save, SetVolumes, ShutDown, Start,
+    StartRescue,
 };
 
 /// What to do about one instance, and what for.

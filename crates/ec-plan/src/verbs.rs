@@ -361,7 +361,10 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         }
 
         (Verb::Reboot(grace), S::Running | S::Stopping | S::Error) => wish(Power::Running, *grace, true),
-        (Verb::Reboot(0), S::Paused | S::Stopped | S::Rebooting) => wish(Power::Running, 0, true),
+        // Memory that does not come back well could only be destroyed otherwise.
+        (Verb::Reboot(0), S::Paused | S::Suspended | S::Stopped | S::Rebooting) => {
+            wish(Power::Running, 0, true)
+        }
         (Verb::Reboot(_), S::Rebooting) => already(),
         (Verb::Reboot(_), S::Stopped) => refuse(START),
         (Verb::Reboot(_), S::Paused) => refuse(UNPAUSE),

@@ -362,6 +362,13 @@ impl Hypervisor for Hands {
         .await
     }
 
+    async fn drop_memory(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.change(Operation::DropMemory, instance, move |hypervisor| async move {
+            hypervisor.drop_memory(instance).await
+        })
+        .await
+    }
+
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {
         self.ask("measure the domain", self.computer.hypervisor.size(instance)).await
     }

@@ -548,7 +548,11 @@ impl Referee {
                     ));
                 }
             }
-            Operation::ShutDown | Operation::PowerOff | Operation::Pause | Operation::Save
+            Operation::ShutDown
+            | Operation::PowerOff
+            | Operation::Pause
+            | Operation::Save
+            | Operation::DropMemory
                 if !known.power_wished =>
             {
                 self.found(format!("{what:?} of {instance}, and no user wished anything of its power"));

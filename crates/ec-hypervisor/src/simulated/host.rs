@@ -555,6 +555,13 @@ impl Host {
         }
     }
 
+    pub(super) fn drop_memory(&mut self, node: NodeId, instance: InstanceId) -> Result<bool, String> {
+        match self.running(node, instance)? {
+            Some(_) => Err("the guest is up".into()),
+            None => Ok(self.forget_memory(instance)),
+        }
+    }
+
     pub(super) fn size(&self, node: NodeId, instance: InstanceId) -> Option<DomainSize> {
         let machine = self.ours(node, instance)?;
         let domain = machine.domain.as_ref()?;

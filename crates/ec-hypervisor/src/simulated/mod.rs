@@ -60,6 +60,7 @@ pub enum Operation {
     PowerOff,
     Pause,
     Save,
+    DropMemory,
     Size,
     Destroy,
     Addresses,
@@ -99,6 +100,7 @@ impl Operation {
             Self::PowerOff => "power the domain off",
             Self::Pause => "pause the domain",
             Self::Save => "save the domain",
+            Self::DropMemory => "drop the saved memory",
             Self::Size => "measure the domain",
             Self::Destroy => "destroy the domain",
             Self::Addresses => "read the addresses",
@@ -415,6 +417,11 @@ impl Hypervisor for SimulatedHypervisor {
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::Save, Some(instance)).await?;
         self.change(Operation::Save, instance, |host| host.save(self.node, instance))
+    }
+
+    async fn drop_memory(&self, instance: InstanceId) -> HypervisorResult<()> {
+        self.enter(Operation::DropMemory, Some(instance)).await?;
+        self.change(Operation::DropMemory, instance, |host| host.drop_memory(self.node, instance))
     }
 
     async fn size(&self, instance: InstanceId) -> HypervisorResult<Option<DomainSize>> {

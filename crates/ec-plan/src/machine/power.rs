@@ -7,8 +7,9 @@
 //!                                                over
 //! is paused          let go on                   the same                   noted        the same
 //! does not run       STARTING, started           noted: STOPPED             noted: STOPPED, it did not run any more
-//! is saved           started, from there         the same, and then ended   the same, then   noted: SUSPENDED
-//!                                                                            halted
+//! is saved           started, from there; to be  the same, and then ended   the same, then   noted: SUSPENDED
+//!                    rebooted hard: REBOOTING,                              halted
+//!                    its memory deleted
 //! ```
 //!
 //! Saved though something else is wished it is where a call to save it that nobody waited for came to its end later.
@@ -18,11 +19,11 @@ use std::time::Duration;
 use ec_model::{End, Power, RunState, State};
 
 use super::{
-    Announce, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until,
+    Announce, DropMemory, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until,
     kept::{self, start_again},
     known, state,
 };
-use crate::{Asked, Facts, KnownStatus, Limits};
+use crate::{Allocation, Asked, Facts, KnownStatus, Limits};
 
 /// A guest that does not end is asked again after so long: one that was booting did not hear.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
@@ -47,6 +48,7 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
         (Power::Running, RunState::Ended(_)) if state(facts) == Some(State::Suspended) => {
             kept::forgotten(facts)
         }
+        (Power::Running, RunState::Saved) if is_to_forget(facts) => boot_anew(facts),
         (Power::Running, _) => start_again(facts),
         (Power::Stopped, _) if up => end(facts, State::Stopping),
         (Power::Stopped | Power::Paused, RunState::Saved) => start_again(facts),
@@ -85,6 +87,20 @@ fn ends_first(facts: &Facts) -> bool {
         State::Starting if *generation >= facts.power.generation => false,
         _ => facts.power.anew,
     }
+}
+
+/// Whether a guest whose memory is saved is to boot anew, and not to go on from there: it would be ended without being asked, were it up.
+fn is_to_forget(facts: &Facts) -> bool {
+    facts.power.anew && facts.power.grace.is_zero() && ends_first(facts)
+}
+
+/// Its memory goes only where it can be started afterwards.
+fn boot_anew(facts: &Facts) -> Plan {
+    if !matches!(facts.allocation, Allocation::Held { .. }) {
+        return start_again(facts);
+    }
+    let told = Some(Announce(State::Rebooting, None)).filter(|_| state(facts) != Some(State::Rebooting));
+    Plan::run(told.into_iter().chain([DropMemory]).collect(), "deleting its saved memory, to boot it anew")
 }
 
 /// It is up again: of a start that was begun its time is noted, else only that it is so.

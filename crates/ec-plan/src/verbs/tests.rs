@@ -361,6 +361,7 @@ fn what_is_done_is_what_was_asked_for() {
     assert_eq!(done(Verb::Stop(0), Situation::Paused), (Power::Stopped, 0, false));
     assert_eq!(done(Verb::Reboot(7), Situation::Running), (Power::Running, 7, true));
     assert_eq!(done(Verb::Reboot(0), Situation::Paused), (Power::Running, 0, true));
+    assert_eq!(done(Verb::Reboot(0), Situation::Suspended), (Power::Running, 0, true));
     assert_eq!(done(Verb::Pause, Situation::Running), (Power::Paused, 60, false));
     assert_eq!(done(Verb::Unpause, Situation::Paused), (Power::Running, 60, false));
     assert_eq!(done(Verb::Suspend, Situation::Running), (Power::Suspended, 60, false));

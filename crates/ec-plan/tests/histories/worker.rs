@@ -637,6 +637,14 @@ impl Worker {
             }
             Effect::Save if thing.observed.transient => return Err(Stop::Retry),
             Effect::Save => (thing.observed.domain, self.touched) = (Some(RunState::Saved), true),
+            Effect::DropMemory => {
+                assert!(thing.keys.power.anew, "only who boots it anew gives its memory up: {thing:?}");
+                self.touched = true;
+                if thing.observed.domain == Some(RunState::Saved) {
+                    thing.observed.domain = Some(RunState::Ended(End::Unknown));
+                    thing.observed.rescued = false;
+                }
+            }
             Effect::NotePower(state, reason) => {
                 self.write(outside, |subject, old| status::powered(subject, old, state, reason, now))?;
             }

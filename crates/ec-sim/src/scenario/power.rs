@@ -46,6 +46,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(pause_and_suspend(stage)),
     ),
     Scenario::new(
+        "suspended-and-rebooted",
+        "a user reboots a suspended guest hard, and its agent is killed before and after each step: its memory is deleted once, and it boots anew",
+        |stage| Box::pin(suspended_and_rebooted(stage)),
+    ),
+    Scenario::new(
         "suspend-that-comes-late",
         "a guest's memory is saved by a call that its agent waits for no more, after its user wished it stopped, or paused: it is that in the end",
         |stage| Box::pin(late_suspend(stage)),
@@ -199,6 +204,28 @@ async fn pause_and_suspend(stage: Stage) {
         stage.fail::<()>("what is suspended is resumed, not started").await;
     }
     runs_again(&stage, guest, &Verb::Resume).await;
+}
+
+/// Its agent is killed before and after each step.
+async fn suspended_and_rebooted(stage: Stage) {
+    let guest = stage.ready("web").await;
+    for call in ["put status/n1/i1 REBOOTING", "hypervisor DropMemory", "put status/n1/i1 STARTING"] {
+        for fate in [Fate::Kills, Fate::KillsAfterwards] {
+            becomes(&stage, guest, &Verb::Suspend, State::Suspended).await;
+            let dropped = || stage.node(1).hypervisor.effects(Operation::DropMemory, guest);
+            let before = dropped();
+            stage.snag("n1", call, fate);
+            let user = stage.user(1);
+            let (rebooted, ()) = tokio::join!(user.wish(guest, &Verb::Reboot(0)), async {
+                stage.until_down(1).await;
+                stage.pass(20).await;
+                stage.start(1);
+            });
+            stage.demand(rebooted.is_ok(), "it is rebooted").await;
+            stage.until_well(guest).await;
+            stage.demand(dropped() == before + 1, "its memory was deleted once").await;
+        }
+    }
 }
 
 async fn late_suspend(stage: Stage) {

@@ -1,6 +1,6 @@
 //! A user's wish for power, and what follows where nobody wished the end.
 
-use Effect::{NotePower, Pause as Halt, PowerOff, Save, ShutDown};
+use Effect::{DropMemory, NotePower, Pause as Halt, PowerOff, Save, ShutDown};
 use ec_model::Restart;
 use ec_plan::Asked;
 
@@ -154,6 +154,34 @@ fn a_reboot_ends_a_guest_once_and_starts_it() {
         (anew(wished(Power::Running, State::Paused, BY_HAND)), ask()),
         (anew(wished(Power::Running, State::Rebooting, Some(RunState::Ended(End::ByHand)))), start()),
         (anew(wished(Power::Running, State::Stopped, NOT_STARTED)), start()),
+    ]);
+}
+
+#[test]
+fn a_hard_reboot_deletes_saved_memory_where_it_can_be_started_afterwards() {
+    let saved = |state| hard(anew(wished(Power::Running, state, SAVED)));
+    let gone = Some(RunState::Ended(End::Unknown));
+    all([
+        (saved(State::Suspended), Runs(&[Announce(State::Rebooting, None), DropMemory])),
+        // It did not come back from there.
+        (saved(State::Error), Runs(&[Announce(State::Rebooting, None), DropMemory])),
+        (saved(State::Rebooting), Runs(&[DropMemory])),
+        (hard(anew(wished(Power::Running, State::Rebooting, gone))), start()),
+        (with(Allocation::Unknown, saved(State::Suspended)), Asks(Question::Placement)),
+        (with(Allocation::Absent, saved(State::Suspended)), Runs(&[Claim])),
+        (
+            with(Allocation::Elsewhere, saved(State::Rebooting)),
+            Tells(State::Suspended, "its allocation is on other resource providers", &[]),
+        ),
+        (
+            Facts { observed: Observed { domain: SAVED, ..Observed::default() }, ..saved(State::Suspended) },
+            Tells(State::Error, "its disk is gone", &[]),
+        ),
+        // Saved in the midst of the start after that, by somebody's hand.
+        (since(saved(State::Starting)), start()),
+        // Resumed, or a reboot that gives it time, which was asked for before a call to save it came late.
+        (hard(wished(Power::Running, State::Suspended, SAVED)), start()),
+        (anew(wished(Power::Running, State::Rebooting, SAVED)), start()),
     ]);
 }
 
