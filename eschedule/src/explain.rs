@@ -248,8 +248,8 @@ fn meaning(state: State) -> &'static str {
         }
         State::Rescuing => {
             "a user wants it booted from a rescue disk: the image is fetched, and the guest runs on from its own disk. Then it \
-             is ended. Next are STARTING and RESCUED; an image that cannot be had changes nothing, and `eschedule show` \
-             tells why (`rescued`). `eschedule unrescue` takes the wish back."
+             is asked to end, and ended after 60 s. Next are STARTING and RESCUED; an image that cannot be had changes \
+             nothing, and `eschedule show` tells why (`rescued`). `eschedule unrescue` takes the wish back."
         }
         State::Rescued => {
             "the guest runs from a rescue disk (/dev/vda in most systems), and its own disk is the second one (/dev/vdb), so \

@@ -384,6 +384,7 @@ async fn killed_at_each_step_of_a_rescue_and_its_end() -> Result<()> {
             state: State::Rescued,
             steps: &[
                 "before-prepare-rescue",
+                "before-shut-down",
                 "before-enter-rescue",
                 "before-start-rescue",
                 "before-note-rescue",

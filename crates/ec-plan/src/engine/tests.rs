@@ -461,7 +461,7 @@ fn a_rescue_that_cannot_be_is_given_up_and_its_guest_left_as_it_is() {
     let wish =
         Requested { record: Ok(Arc::new(Request { rescue, ..(*record.unwrap()).clone() })), revision: 2 };
     let commands = told.on(Event::Changed(vec![(one(), Some(wish))]));
-    assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::EnterRescue));
+    assert_eq!(begun(&commands).and_then(|effects| effects.last()), Some(&Effect::ShutDown));
     let commands = told.ended(vec![], Outcome::Failed("no image".to_owned()));
     assert_eq!(begun(&commands), Some(&vec![Effect::GiveUpRescue("no image".to_owned())]));
     let failed = crate::RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed: true };

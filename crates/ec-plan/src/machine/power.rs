@@ -16,7 +16,7 @@
 
 use std::time::Duration;
 
-use ec_model::{End, Power, RunState, State};
+use ec_model::{End, GRACE_SECONDS, Power, RunState, State};
 
 use super::{
     Announce, DropMemory, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until,
@@ -27,6 +27,9 @@ use crate::{Allocation, Asked, Facts, KnownStatus, Limits};
 
 /// A guest that does not end is asked again after so long: one that was booting did not hear.
 const ASK_AGAIN: Duration = Duration::from_secs(10);
+
+/// How long a guest may take to end by itself where its user could not say.
+pub(super) const GRACE: Duration = Duration::from_secs(GRACE_SECONDS as u64);
 
 /// What is left to do of the wish.
 pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {

@@ -1,8 +1,8 @@
 //! A user's wish that an instance is booted from another disk. Not an event but a level: for as long as it is wanted.
 //!
 //! ```text
-//!  wished ──▶ RESCUING ──▶ rescue disk beside its own ──▶ guest ended ──▶ noted ──▶ told, started from it: RESCUED
-//!                 │             │ image not to be had
+//!  wished ──▶ RESCUING ──▶ rescue disk beside its own ──▶ guest asked to end, ended after its grace ──▶ noted
+//!                 │             │ image not to be had                                  told, started from it: RESCUED
 //!                 │ taken back  ▼
 //!                 │        noted as failed ──▶ told; the guest is as it was
 //!                 ▼
@@ -14,12 +14,18 @@
 //! What is noted stands in the node's own record, and says from which disk the guest is started from then on. Its own is
 //! never touched, so whatever an older etcd wants is done: nothing is lost by doing it once more. Only what the
 //! hypervisor itself tells says from which disk a guest was started that is up; one that is up from the wrong one is ended.
+//! A guest that runs is asked to end once its rescue disk is there, so that what it has not written yet is on the disk that is to be
+//! mended; then that is made once more, since another image may be wished by then.
 
 use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
-    kept::uncounted, known, state,
+    ShutDown,
+    kept::uncounted,
+    known,
+    power::{GRACE, end_within},
+    state,
 };
 use crate::{Facts, Limits, RecordFacts};
 
@@ -52,7 +58,7 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
             let is_taken_back = facts.rescue.wished.is_none() && telling == Some(State::Rescuing);
             // The node's record of it was lost, and an older etcd knows nothing of it.
             let is_forgotten = is_up(facts) && facts.observed.rescued && in_force.is_none();
-            if is_unwanted || is_taken_back || is_forgotten {
+            if is_unwanted || is_taken_back || is_forgotten || is_ending(facts) {
                 return Some(leave(facts));
             }
             // An etcd that was put back in its midst knows nothing of the wish; or it was given up while nobody could read the record.
@@ -90,10 +96,19 @@ fn is_up(facts: &Facts) -> bool {
     matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
 }
 
+/// Whether it runs from its own disk, and was asked to end for the other: it ends.
+fn is_ending(facts: &Facts) -> bool {
+    let is_its = matches!(state(facts), Some(State::Rescuing | State::Unrescuing));
+    is_its && is_up(facts) && !facts.observed.rescued && facts.asked_to_end.is_some()
+}
+
 /// The guest runs on until its rescue disk is there.
 fn enter(facts: &Facts) -> Plan {
     if facts.observed.domain == Some(RunState::Saved) {
         return Plan::run(vec![GiveUpRescue(SAVED.to_owned())], SAVED);
+    }
+    if is_ending(facts) {
+        return end_within(GRACE, facts, State::Rescuing);
     }
     if let Some(first) = uncounted(facts) {
         return first;
@@ -108,15 +123,20 @@ fn enter(facts: &Facts) -> Plan {
         return Plan::run(effects, "ending it, which runs from an older rescue disk");
     }
     effects.push(PrepareRescue);
-    if is_up(facts) {
-        effects.push(PowerOff);
+    match facts.observed.domain {
+        Some(RunState::Running) => effects.push(ShutDown),
+        // It cannot hear.
+        Some(RunState::Paused(_)) => effects.extend([PowerOff, EnterRescue]),
+        _ => effects.push(EnterRescue),
     }
-    effects.push(EnterRescue);
     Plan::run(effects, "making its rescue disk")
 }
 
-/// A guest that runs from its own disk, since the wish was taken back in time, runs on.
+/// A guest that runs from its own disk, since the wish was taken back before it was asked to end, runs on.
 fn leave(facts: &Facts) -> Plan {
+    if is_ending(facts) {
+        return end_within(GRACE, facts, State::Unrescuing);
+    }
     let mut effects = Vec::new();
     if state(facts) != Some(State::Unrescuing) {
         effects.push(Announce(State::Unrescuing, None));

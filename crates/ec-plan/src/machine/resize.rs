@@ -18,18 +18,16 @@
 //! size that is wanted there. A disk never shrinks, and a guest that nobody ever wished another size for is not measured.
 //! Of one that boots from its rescue disk nothing is done about its size; a wish for a rescue waits for one for a size.
 
-use std::time::Duration;
-
-use ec_model::{GRACE_SECONDS, Power, RunState, Size, State};
+use ec_model::{Power, RunState, Size, State};
 
 use super::{
-    Announce, Cover, Grow, NoteResize, Plan, Question, Reopen, Resize, kept::count, known, power::end_within,
+    Announce, Cover, Grow, NoteResize, Plan, Question, Reopen, Resize,
+    kept::count,
+    known,
+    power::{GRACE, end_within},
     state,
 };
 use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, ResizeFacts, SizeFacts};
-
-/// How long a guest may take to end by itself.
-const GRACE: Duration = Duration::from_secs(GRACE_SECONDS as u64);
 
 /// What is left to do of the wish.
 pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {

@@ -34,6 +34,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(taken_back(stage)),
     ),
     Scenario::new(
+        "rescue-of-a-deaf-guest",
+        "a guest does not hear that it is to end for its rescue disk: it is ended when its grace is over; and where the rescue is taken back after it was asked, too,          and started from its own disk again",
+        |stage| Box::pin(deaf(stage)),
+    ),
+    Scenario::new(
         "rescue-in-an-older-etcd",
         "etcd is put back to before a rescue, then to one in which it is wanted: the guest runs from the disk that is wanted each time, and its own is kept",
         |stage| Box::pin(older_etcd(stage)),
@@ -113,7 +118,7 @@ async fn kills(stage: Stage) {
     for call in [
         "put status/n1/i1 RESCUING",
         "hypervisor CreateRescue",
-        "hypervisor PowerOff",
+        "hypervisor ShutDown",
         "put status/n1/i1 STARTING",
         "hypervisor StartRescue",
         "put status/n1/i1 RESCUED",
@@ -125,6 +130,30 @@ async fn kills(stage: Stage) {
             until_own(&stage, guest).await;
         }
     }
+}
+
+async fn deaf(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.say("guests of n1 do not hear");
+    stage.node(1).hypervisor.set_deaf(true);
+    let ended = || stage.node(1).hypervisor.effects(Operation::PowerOff, guest);
+    wished(&stage, guest, &Verb::Rescue(None), State::Rescued).await;
+    until_rescued(&stage, guest).await;
+    stage.demand(ended() == 1, "it was ended").await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Unrescue).await.is_ok(), "it is unrescued").await;
+    until_own(&stage, guest).await;
+    stage.say("another user takes the next rescue back while the guest is asked to end");
+    let (one, other) = (stage.user(1), stage.user(2));
+    let (_, taken_back) = tokio::join!(one.wish(guest, &Verb::Rescue(None)), async {
+        stage.until(guest, "being rescued", |is| is.is(State::Rescuing) && is.rescue_disk).await;
+        stage.pass(20).await;
+        other.wish(guest, &Verb::Unrescue).await
+    });
+    stage.demand(taken_back.is_ok(), "it is taken back").await;
+    until_own(&stage, guest).await;
+    stage.demand(ended() == 3, "it was ended, and started again").await;
+    stage.stays(guest, 120, "well with its own disk", is_own).await;
+    stage.node(1).hypervisor.set_deaf(false);
 }
 
 async fn unrescue_kills(stage: Stage) {

@@ -1,10 +1,10 @@
 //! A user's wish to boot from another disk.
 
 use Effect::{
-    EnterRescue, GiveUpRescue, LeaveRescue, NotePower, NoteRescue, PowerOff, PrepareRescue, Reread,
+    EnterRescue, GiveUpRescue, LeaveRescue, NotePower, NoteRescue, PowerOff, PrepareRescue, Reread, ShutDown,
     StartRescue,
 };
-use ec_plan::{RescueFacts, RescuedFacts};
+use ec_plan::{Asked, RescueFacts, RescuedFacts};
 use jiff::Timestamp;
 
 use super::*;
@@ -87,12 +87,29 @@ fn what_was_told_to_fail_while_nobody_could_read_the_record_stays_undone() {
 fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
     let open = |state, domain| rescues(Some(1), None, None, state, domain);
     let paused = Some(RunState::Paused(Pause::ByHand));
-    const TOLD_AND_UP: Expect =
-        Runs(&[Announce(State::Rescuing, None), PrepareRescue, PowerOff, EnterRescue]);
+    let asked = |first, last, facts| {
+        let [first, last] = [first, last].map(Duration::from_secs);
+        Facts { asked_to_end: Some(Asked { first, last }), ..facts }
+    };
+    let waits = |seconds| Waits(Until::After(Duration::from_secs(seconds)));
     all([
-        (open(State::Active, RUNS), TOLD_AND_UP),
-        (open(State::Paused, paused), TOLD_AND_UP),
-        (open(State::Rescuing, RUNS), Runs(&[PrepareRescue, PowerOff, EnterRescue])),
+        (open(State::Active, RUNS), Runs(&[Announce(State::Rescuing, None), PrepareRescue, ShutDown])),
+        // It does not hear.
+        (
+            open(State::Paused, paused),
+            Runs(&[Announce(State::Rescuing, None), PrepareRescue, PowerOff, EnterRescue]),
+        ),
+        (open(State::Rescuing, RUNS), Runs(&[PrepareRescue, ShutDown])),
+        (asked(1, 1, open(State::Rescuing, RUNS)), waits(9)),
+        (asked(20, 10, open(State::Rescuing, RUNS)), Runs(&[ShutDown])),
+        (asked(60, 1, open(State::Rescuing, RUNS)), Runs(&[PowerOff])),
+        // Taken back since it was asked, it ends all the same, and is started from its own disk.
+        (
+            asked(1, 1, rescues(None, None, None, State::Rescuing, RUNS)),
+            Runs(&[Announce(State::Unrescuing, None)]),
+        ),
+        (asked(1, 1, rescues(None, None, None, State::Unrescuing, RUNS)), waits(9)),
+        (asked(60, 1, rescues(None, None, None, State::Unrescuing, RUNS)), Runs(&[PowerOff])),
         (open(State::Rescuing, ENDED), Runs(&[PrepareRescue, EnterRescue])),
         (
             open(State::Stopped, NOT_STARTED),
@@ -102,10 +119,7 @@ fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
         (otherwise(open(State::Rescuing, RUNS)), Runs(&[PowerOff])),
         // Once it is ended, placement has to have room to start it again.
         (with(Allocation::Absent, open(State::Active, RUNS)), Runs(&[Claim])),
-        (
-            with(Allocation::Absent, open(State::Rescuing, RUNS)),
-            Runs(&[PrepareRescue, PowerOff, EnterRescue]),
-        ),
+        (with(Allocation::Absent, open(State::Rescuing, RUNS)), Runs(&[PrepareRescue, ShutDown])),
     ]);
     let Next::Run(effects) = plan(&open(State::Suspended, SAVED), &LIMITS).next else { panic!() };
     assert!(
@@ -130,7 +144,7 @@ fn a_rescue_disk_that_was_begun_goes_where_nobody_wishes_one() {
         // It is wished, or was, and in force.
         (
             facts(Some(1), None, None, State::Active, RUNS),
-            Runs(&[Announce(State::Rescuing, None), PrepareRescue, PowerOff, EnterRescue]),
+            Runs(&[Announce(State::Rescuing, None), PrepareRescue, ShutDown]),
         ),
         (facts(Some(1), DONE, DONE, State::Rescued, RUNS), Settled),
         (rescues(None, None, None, State::Active, RUNS), Settled),
