@@ -204,7 +204,7 @@ fn meaning(state: State) -> &'static str {
         State::Preparing => {
             "the node's agent fetches the image, where it does not have it, and makes the disk. Next is STARTING. \
              `eschedule show` tells how far the image is (`progress`) and what the agent waits for (`doing`); a server \
-             that fails is tried again for a minute. What fails here comes to ERROR and holds nothing."
+             that fails is tried again for a minute. What fails here comes to ERROR, without claim and disk."
         }
         State::Starting => {
             "the guest is defined, is being started, or runs and has no address yet. Next is ACTIVE, when its address is \
@@ -276,9 +276,10 @@ fn meaning(state: State) -> &'static str {
              not alive, it is done when that is back."
         }
         State::Error => {
-            "it failed; the reason says at what. What never ran was cleaned up, holds nothing, and is shown for a day: \
-             mend the cause and ask again. What ran keeps its disk and its room: its state is told anew when the cause is \
-             gone, `eschedule start` or `reboot` tries again, `eschedule destroy` ends it."
+            "it failed; the reason says at what. What never ran was cleaned up, has neither claim nor disk, and is shown for a \
+             day, with its name, which `eschedule destroy` frees: mend the cause and ask again. What ran keeps its disk \
+             and its room: its state is told anew when the cause is gone, `eschedule start` or `reboot` tries again, \
+             `eschedule destroy` ends it."
         }
         State::Unclaimed => {
             "a guest of ours that etcd does not know of, because etcd was emptied or restored to a time before it. It runs \

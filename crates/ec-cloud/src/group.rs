@@ -5,7 +5,8 @@
 //!   members/<project>/<group>/<node>/<instance>          that it has this member there
 //! ```
 //!
-//! A member's key is written with its request, and goes with its record. Whoever writes one demands in the same transaction
+//! A member's key is written with its request, and goes with its record; or earlier, where its build failed before it ever ran, since
+//! it is nowhere then. Whoever writes one demands in the same transaction
 //! what the policy says, of the keys that are there then: so it holds however many place members at once, whoever of
 //! them is killed, and whichever older etcd comes back.
 
@@ -21,7 +22,7 @@ use serde::Serialize;
 use crate::{
     Cloud, CloudError, CloudResult,
     catalog::{all, create, deletable, missing},
-    intent::{Left, clear},
+    intent::{Left, clear, failed, wanted},
     lookup::CONCURRENCY,
 };
 
@@ -118,7 +119,8 @@ pub async fn delete_group(cloud: &Cloud, name: &str) -> CloudResult<()> {
     Err(CloudError::Busy(format!("members of the group `{name}` come and go; try again")))
 }
 
-/// Takes away what is left of members that are gone, or of commands that were killed. Answers of how many.
+/// Takes away what is left of members that are gone or failed before they ever ran, or of commands that were killed. Answers of how
+/// many.
 pub(crate) async fn tidy(cloud: &Cloud, group: &str) -> CloudResult<usize> {
     let stood = members(cloud, group).await?.into_iter().map(async |Member { node, instance }| {
         // Most often its node is asked for it, and then it stands.
@@ -126,10 +128,28 @@ pub(crate) async fn tidy(cloud: &Cloud, group: &str) -> CloudResult<usize> {
             return Ok::<_, CloudError>(Left::Stands);
         }
         let key = cloud.keys.member(&cloud.project, group, node, instance);
-        clear(cloud, key, instance).await
+        match clear(cloud, key.clone(), instance).await? {
+            Left::Stands if drop_failed(cloud, key, instance).await? => Ok(Left::Nothing),
+            left => Ok(left),
+        }
     });
     let stood: Vec<Left> = futures::stream::iter(stood).buffer_unordered(CONCURRENCY).try_collect().await?;
     Ok(stood.iter().filter(|left| matches!(left, Left::Nothing)).count())
+}
+
+/// Takes the place of a member away whose build failed before it ever ran. Where it is brought back all the same, it joins again.
+/// Whether it was that.
+pub(crate) async fn drop_failed(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<bool> {
+    let record = cloud.keys.instance(instance);
+    let Some(pair) = cloud.store.get(&record).await?.0 else { return Ok(false) };
+    let Ok(is) = wanted(instance, &pair.value) else { return Ok(false) };
+    if cloud.keys.membership(&is).as_ref() != Some(&key) {
+        return Ok(false);
+    }
+    let Some(still) = failed(cloud, &is).await? else { return Ok(false) };
+    let txn = still.into_iter().fold(Txn::new(), Txn::when);
+    let txn = txn.when(Compare::Unchanged(record, pair.mod_revision)).delete(key);
+    Ok(cloud.store.txn(txn).await?.succeeded)
 }
 
 /// A group that an instance shall go into, as it was read.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Instance, InstanceId, PowerWish, Spec, Workload, decode, encode};
+use ec_model::{Instance, InstanceId, PowerWish, Spec, State, Status, Workload, decode, encode};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, LeaseId, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
-    lookup::{Found, below, find},
+    lookup::{Found, Read, below, find, read as read_of},
 };
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
@@ -333,7 +333,7 @@ pub(crate) async fn free(cloud: &Cloud, kind: Workload, name: &str) -> CloudResu
         };
         match clear(cloud, key, instance).await? {
             Left::Nothing => {}
-            Left::Stands => return Err(taken(&instance.to_string())),
+            Left::Stands => return Err(taken(&bearer(cloud, kind, instance).await?)),
             Left::BeingPlaced(record) => return Err(taken(&being_placed(cloud, &record))),
             Left::Unreadable => {
                 let key = cloud.keys.instance(instance);
@@ -359,7 +359,7 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
             found => {
                 let by = match found {
                     Ok(Found::Unplaced(record, _)) => being_placed(cloud, &record),
-                    _ => instance.to_string(),
+                    _ => bearer(cloud, kind, instance).await?,
                 };
                 let (name, project) = (name.to_owned(), cloud.project.clone());
                 return Err(CloudError::Taken { name, project, by });
@@ -367,6 +367,43 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
         }
     }
     Ok(())
+}
+
+/// Who bears a name; of one that failed besides how it is given back, for as long as that can be read of it.
+async fn bearer(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudResult<String> {
+    let pair = cloud.store.get(&cloud.keys.instance(instance)).await?.0;
+    let record = pair.and_then(|pair| wanted(instance, &pair.value).ok());
+    let has_failed = match &record {
+        Some(record) => failed(cloud, record).await?.is_some(),
+        None => false,
+    };
+    let verb = if kind == Workload::Volume { "volume delete" } else { "destroy" };
+    Ok(match has_failed {
+        true => {
+            format!(
+                "{instance}, which is in ERROR and never ran: `eschedule {verb} {instance}` frees the name"
+            )
+        }
+        false => instance.to_string(),
+    })
+}
+
+/// Whether it failed before it ever ran, and was given up: its node tells so, and no request has it built any more. Answers what is
+/// to be compared by who acts upon that: a request that comes back is written with the record.
+pub(crate) async fn failed(cloud: &Cloud, record: &Instance) -> CloudResult<Option<[Compare; 2]>> {
+    let (Some(assigned), instance) = (record.assigned, record.instance) else { return Ok(None) };
+    let request = cloud.keys.request(assigned.node, instance);
+    if cloud.store.get(&request).await?.0.is_some() {
+        return Ok(None);
+    }
+    let key = cloud.keys.status(assigned.node, instance);
+    let pair = cloud.store.get(&key).await?.0;
+    let Read::Here(status, revision) = read_of::<Status>(pair.as_ref(), assigned.node, instance) else {
+        return Ok(None);
+    };
+    let has_failed =
+        status.state == State::Error && status.started_at.is_none() && status.epoch == assigned.epoch;
+    Ok(has_failed.then_some([Compare::Absent(request), Compare::Unchanged(key, revision)]))
 }
 
 /// What is left of a key that goes with an instance's record.

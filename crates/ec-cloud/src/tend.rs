@@ -12,6 +12,7 @@ use futures::StreamExt;
 
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
+    group::drop_failed,
     image::{delete_copy, left_over},
     intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
@@ -78,8 +79,8 @@ pub async fn tend_nodes(
 }
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no
-/// agent tells of, their names and memberships, and claims that were never requested; and names and memberships whose records
-/// are gone. Answers whose. And it deletes copies of disks for images that nobody sends any more.
+/// agent tells of, their names and memberships, and claims that were never requested; names and memberships whose records
+/// are gone; and places in groups of what failed before it ever ran. Answers whose. And it deletes copies of disks for images that nobody sends any more.
 ///
 /// # Errors
 /// etcd does not answer, and nothing was done.
@@ -95,9 +96,11 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
         cloud.store.keys(&names[0]),
         cloud.store.keys(&names[1])
     )?;
-    let requests = requests.iter().filter_map(|key| keys.parse_request(key).ok());
-    let statuses = statuses.iter().filter_map(|key| keys.parse_status(key).ok());
-    let spoken_of: HashSet<InstanceId> = requests.chain(statuses).map(|(_, instance)| instance).collect();
+    let of_it = |(_, instance)| instance;
+    let requested: HashSet<InstanceId> =
+        requests.iter().filter_map(|key| keys.parse_request(key).ok()).map(of_it).collect();
+    let statuses = statuses.iter().filter_map(|key| keys.parse_status(key).ok()).map(of_it);
+    let spoken_of: HashSet<InstanceId> = requested.iter().copied().chain(statuses).collect();
     let recorded: BTreeSet<InstanceId> =
         records.iter().filter_map(|key| keys.parse_instance(key).ok()).collect();
     let mut tended = Tended::new();
@@ -106,6 +109,13 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
             // It is being made at this moment, or somebody gave it to an instance, or locked it, or calls it otherwise.
             Err(error) if error.kind() != Kind::Unreachable => {}
             deleted => tended.note(deleted.map(|_| Some(Cleared { instance: copy, request_id: None }))),
+        }
+    }
+    let told = |instance: &InstanceId| spoken_of.contains(instance) && !requested.contains(instance);
+    for key in &members {
+        if let Some((_, instance)) = keys.parse_member(key).ok().filter(|(_, instance)| told(instance)) {
+            let dropped = drop_failed(cloud, key.clone(), instance).await;
+            tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None })));
         }
     }
     for key in names.into_iter().chain(volumes).chain(members) {

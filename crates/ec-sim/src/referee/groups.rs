@@ -1,6 +1,6 @@
 //! Rules for groups: what a policy says holds of all records that there are, whoever placed whom, and when.
 
-use ec_model::{Group, Instance, Policy, decode};
+use ec_model::{Group, Instance, Policy, State, Status, decode};
 
 use super::Referee;
 use crate::{
@@ -19,7 +19,9 @@ impl Referee {
             let record = content(world, &keys.instance(instance));
             let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
             let is_one = record.is_some_and(|record| keys.membership(&record).as_deref() == Some(key));
-            if is_one != new.is_some() {
+            // What failed before it ever ran is nowhere.
+            let leaves = new.is_none() && has_failed(world, key);
+            if is_one != new.is_some() && !leaves {
                 self.found(format!("{actor} wrote {key}, and the instance is no member there, or is"));
             }
             return;
@@ -35,7 +37,7 @@ impl Referee {
         let Some((own, record)) = record.and_then(|record| Some((keys.membership(&record)?, record))) else {
             return;
         };
-        if content(world, &own).is_none() {
+        if content(world, &own).is_none() && is_requested(world, &record) {
             self.found(format!("{actor} placed {}, and nothing tells its group of it", record.instance));
         }
         let group = keys.group(&record.project, record.group.as_deref().unwrap_or_default());
@@ -59,13 +61,29 @@ impl Referee {
     }
 }
 
-/// The placed members of the group of that key, by their records.
+/// Whether its node is asked for it.
+fn is_requested(world: &World, record: &Instance) -> bool {
+    record.node().is_some_and(|node| content(world, &world.keys.request(node, record.instance)).is_some())
+}
+
+/// Whether the member of that key was given up, and never ran.
+fn has_failed(world: &World, member: &str) -> bool {
+    let Ok((node, instance)) = world.keys.parse_member(member) else { return false };
+    let status = content(world, &world.keys.status(node, instance));
+    let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+    content(world, &world.keys.request(node, instance)).is_none()
+        && status.is_some_and(|status| status.state == State::Error && status.started_at.is_none())
+}
+
+/// The placed members of the group of that key, by their records. What nobody asks for, and is no member any more, is none.
 fn members(world: &World, group: &str) -> Vec<Instance> {
     let pairs = world.store.content(&world.keys.instances()).pairs;
     let records = pairs.iter().filter_map(|pair| decode::<Instance>(&pair.value).ok());
     let is_of_it = |record: &Instance| {
         record.node().is_some()
             && record.group.as_ref().is_some_and(|name| world.keys.group(&record.project, name) == group)
+            && (is_requested(world, record)
+                || world.keys.membership(record).is_some_and(|key| content(world, &key).is_some()))
     };
     records.filter(is_of_it).collect()
 }

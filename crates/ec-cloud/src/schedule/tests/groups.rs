@@ -19,6 +19,25 @@ impl World {
         group(&self.cloud(), name).await.unwrap().members.iter().map(|member| member.node).collect()
     }
 
+    /// Has its node give it up in ERROR, before it ever ran or later; the request goes, or stays.
+    async fn gives_up(&self, made: Scheduled, has_run: bool, request_stays: bool) {
+        let now = Timestamp::now();
+        let mut status = serde_json::json!({
+            "version": 1, "instance": made.instance, "node": made.node, "epoch": 1, "state": "ERROR",
+            "reason": "no image", "since": now, "updated_at": now,
+        });
+        if has_run {
+            status["started_at"] = now.to_string().into();
+        }
+        let key = self.keys.status(made.node, made.instance);
+        let mut txn = Txn::new().put(key, status.to_string());
+        if !request_stays {
+            txn = txn.delete(self.keys.request(made.node, made.instance));
+            self.placement.claims.lock().unwrap().remove(&made.instance);
+        }
+        self.etcd.memory.txn(txn).await.unwrap();
+    }
+
     /// Puts a member there by hand, without a record.
     async fn left_over(&self, group: &str, at: NodeId) {
         let key = self.keys.member("p", group, at, InstanceId::new(uuid::Uuid::new_v4()));
@@ -145,6 +164,59 @@ async fn a_place_that_nobody_has_any_more_is_free() {
     world.left_over("apart", node(1)).await;
     assert_eq!(tend_instances(&world.cloud()).await.unwrap().done.len(), 1);
     assert_eq!(world.members("apart").await, []);
+}
+
+#[tokio::test]
+async fn what_failed_before_it_ever_ran_has_no_place_and_keeps_its_name() {
+    for (has_run, request_stays) in [(false, false), (true, false), (false, true)] {
+        let world = World::new(1, 0, &[]).await.roomy(9);
+        let cloud = world.cloud();
+        let has_place = has_run || request_stays;
+        for policy in [Policy::AntiAffinity, Policy::SoftAntiAffinity] {
+            let (group, name) = (policy.to_string(), format!("web-{policy}"));
+            world.group(&group, policy).await;
+            let made = world.schedule_within(Some(&group), QUERY, Some(&name)).await.unwrap().unwrap();
+            world.gives_up(made, has_run, request_stays).await;
+            let taken = world.schedule_within(Some(&group), QUERY, Some(&name)).await.unwrap_err();
+            let told = taken.to_string();
+            assert_eq!(
+                told.contains(&format!("in ERROR and never ran: `eschedule destroy {}`", made.instance)),
+                !has_place,
+                "{told}"
+            );
+            // A soft group refuses nobody, so that a controller is who takes the place away.
+            if policy.is_soft() {
+                let done = tend_instances(&cloud).await.unwrap().done;
+                assert_eq!(done.len(), usize::from(!has_place), "{done:?}");
+                assert_eq!(world.members(&group).await.len(), usize::from(has_place));
+            } else if has_place {
+                assert!(world.member(&group).await.is_err(), "{has_run} {request_stays}");
+            } else {
+                assert_eq!(world.member(&group).await, Ok(node(0)));
+                assert_eq!(world.members(&group).await, [node(0)]);
+                // Its record tells of it still, and goes by a wish of its user.
+                destroy(&cloud, made.instance).await.unwrap();
+                assert_eq!(world.members(&group).await, [node(0)]);
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_place_is_not_taken_from_one_that_is_brought_back_at_that_moment() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    world.group("apart", Policy::AntiAffinity).await;
+    let made = world.schedule_within(Some("apart"), QUERY, None).await.unwrap().unwrap();
+    let request = world.under(&world.keys.request(made.node, made.instance)).remove(0);
+    let pair = world.under(&world.keys.instance(made.instance)).remove(0);
+    let record: Instance = decode(&pair.value).unwrap();
+    world.gives_up(made, false, false).await;
+    let still = crate::intent::failed(&world.cloud(), &record).await.unwrap().unwrap();
+    let back = Txn::new().put(request.key, request.value);
+    world.etcd.memory.txn(back).await.unwrap();
+    let late = still.into_iter().fold(Txn::new(), Txn::when).put("k", "v");
+    assert!(!world.etcd.memory.txn(late).await.unwrap().succeeded);
+    assert_eq!(crate::intent::failed(&world.cloud(), &record).await.unwrap(), None);
 }
 
 #[tokio::test]
