@@ -4,8 +4,8 @@ use std::{net::IpAddr, time::Duration};
 
 use clap::{Args, ValueEnum};
 use ec_cloud::{
-    Acted, Ask, Cloud, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View, Wanted,
-    find_placed, name_is_free, node_named, resolve, resolve_volume, until_active,
+    Acted, Ask, Cloud, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View,
+    Wanted, find_placed, name_is_free, node_named, resolve, resolve_volume, until_active,
 };
 use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload};
 use ec_runtime::{

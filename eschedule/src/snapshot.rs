@@ -168,7 +168,7 @@ async fn restore(session: &Session, restoring: &Restore, output: Output) -> Resu
     if let (Some(volume), Some(Workload::Volume)) = (view.copy_of, view.copy_of_kind) {
         let copy = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume));
         remake(session, volume, &copy, &patience).await?;
-        return output::volume(output, &view);
+        return output::volume(output, &view, &Names::of(&session.cloud, Workload::Volume, output).await?);
     }
     let shown = RefCell::new(None::<Shown>);
     let told = |what: Restoring<'_>| match what {
