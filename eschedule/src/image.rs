@@ -276,7 +276,13 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
         }
         Source::At(at) => {
             let is_whole = async |image: &Image| is_whole(session, image).await;
+            let is_any = at.sha256.is_none() && at.sha512.is_none();
             let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), is_whole, remove).await?;
+            if is_any {
+                tell(
+                    "eschedule: nobody has looked at what is there, and nodes will take whatever it is by then: `--sha256` demands its digest, `--copy` keeps what is there now",
+                );
+            }
             Ok(added.image().clone())
         }
         Source::File(path) => {

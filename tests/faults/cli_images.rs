@@ -60,6 +60,10 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     assert_eq!(control.done(&["image", "list", "-o", "name"])?, "");
     let digest = "a".repeat(64);
     let url = "https://images.example/web.qcow2";
+    let output = control.eschedule(&["image", "add", "any", url])?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(output.status.success() && said.contains("nobody has looked at what is there"), "{said}");
+    control.done(&["image", "delete", "any"])?;
     control.done(&["image", "add", "Web", url, "--sha256", &digest.to_uppercase(), "--property", "os=x"])?;
     let show: Value = serde_json::from_str(&control.done(&["image", "show", "web", "-o", "json"])?)?;
     assert_eq!((&show["url"], &show["sha256"]), (&url.into(), &digest.as_str().into()));
