@@ -103,6 +103,7 @@ take() {
   done
 }
 take "$(find "$tree" -path '*sbin/dropbear' -type f)" "$root/usr/sbin/dropbear"
+take "$(find "$tree" -path '*bin/dropbearkey' -type f)" "$root/usr/bin/dropbearkey"
 cp -L "$(find_one ld-linux-x86-64.so.2)" "$root/lib64/"
 
 # What the disk, the network and the power button need, and to tell of a panic, in the order of loading; what is built in is not there.
