@@ -142,8 +142,9 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     let demanded =
         async |volume| anyhow::Ok(control.record(volume).await?.context("a record")?.spec.image.sha256);
     assert_eq!(demanded(whole).await?.as_deref(), Some(DIGEST));
-    json(&control, &["restore", "data", "https://images.example/x.qcow2", "--sha256", DIGEST])?;
-    assert_eq!(demanded(data).await?.as_deref(), Some(DIGEST));
+    let other = "b".repeat(64);
+    json(&control, &["restore", "whole", "https://images.example/y.qcow2", "--sha256", &other])?;
+    assert_eq!(demanded(whole).await?, Some(other));
 
     // A name is one volume's, and an instance may have it, too.
     runs(&control, here, "data").await?;
