@@ -56,6 +56,9 @@ pub async fn node_to_come_to(
         return Ok(None);
     }
     // It stays where it is when it came for nothing.
+    let (record, order) = docs(&disk)?;
+    let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
+    volumes::givable(sides).map_err(refused)?;
     let (record, order) = docs(&machine)?;
     let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
     volumes::taken_as(sides, device).map_err(refused)?;

@@ -354,12 +354,14 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             || traces.is_as_wished(power_acknowledged, disturbed)
                 && traces.is_rebuilt(rebuild_acknowledged)
                 && traces.is_resized(resize_acknowledged);
+        let ended = restored && state == Some(State::Stopped);
         let is_older = |request: &ec_model::Request| request.generation < volumes_acknowledged;
         let lost_wish = traces.request.as_ref().is_some_and(is_older) && !restored && !healed;
         let as_wished = as_wished
             && !lost_wish
-            // With its node's record it was lost that there was a rescue disk, which goes with the next wish, too.
-            && (uncounted || traces.is_rescued_as_wished(was_revived || known_to_none || healed))
+            // With its node's record it was lost that there was a rescue disk, which goes with the next wish, too; and one that went when
+            // an older etcd came is made with the next start.
+            && (uncounted || traces.is_rescued_as_wished(was_revived || known_to_none || healed || ended))
             && traces.is_answered();
         // What is wished of its size is done when it is there.
         let is_waiting = waits_to_be_copied || waits_for_root;

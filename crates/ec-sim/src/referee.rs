@@ -509,7 +509,8 @@ impl Referee {
                 | Operation::Redefine
                 | Operation::Destroy
         );
-        known.disturbed |= late && is_power;
+        // What lies beside its disk then may be taken for what was to take its place, which took it already.
+        known.disturbed |= late && (is_power || what == Operation::CreateSuccessor);
         let is_up = matches!(before.domain, Some(RunState::Running | RunState::Paused(_)));
         if what == Operation::PowerOff && is_up && !late {
             self.look_at_end(instance);

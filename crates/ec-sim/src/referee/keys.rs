@@ -178,11 +178,12 @@ impl Referee {
             return;
         }
         if let Some(Handover::To(other)) = request.handover {
-            let there = world.computers.iter().find(|computer| computer.node == other);
-            let is_there = there.and_then(|there| observed(there, instance)).is_some_and(|seen| seen.volume);
+            // That may have handed it over to a third since.
+            let others = world.computers.iter().filter(|computer| computer.node != node);
+            let is_there = others.filter_map(|computer| observed(computer, instance)).any(|seen| seen.volume);
             let excused = self.restored || self.known(instance).disturbed;
             if left.is_some_and(|left| left.volume) || !(is_there || excused) {
-                self.found(format!("{node} forgot {instance}, which {other} does not have"));
+                self.found(format!("{node} forgot {instance}, which was to go to {other}, and nobody has"));
             }
             return;
         }
