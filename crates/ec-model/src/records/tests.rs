@@ -406,6 +406,10 @@ fn a_copy_is_told_by_what_its_url_begins_with() {
         let image = ImageRef::copy_of(&copied);
         assert_eq!((image.url.as_str(), image.format()), (url.as_str(), 3));
         assert_eq!(image.is_of_several(), url.contains('+'), "{url}");
+        for snapshot in [false, true] {
+            let spec = Spec { image: image.clone(), snapshot, ..spec() };
+            assert_eq!(spec.is_snapshot(), snapshot || url.contains('+'), "{url}");
+        }
         assert_eq!(image.copied(), Some(copied));
         assert!(!image.is_none());
     }
