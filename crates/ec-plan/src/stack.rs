@@ -559,6 +559,9 @@ mod tests {
             *sign == '!' && why.contains("(digest aaaaaaaaaaaa…)") && why.contains("bbbbbbbbbbbb…"),
             "{why}"
         );
+        wished.image.url = "https://a.example/elsewhere".to_owned();
+        assert!(!one(&wished, &there)[0].1.contains("digest"), "their places tell them apart");
+        wished.image.url.clone_from(&there.record.spec.image.url);
         wished.image.sha256 = None;
         assert_eq!(one(&wished, &there), [], "none is demanded");
         (there.record.spec.image.sha256, wished.image.sha256) = (None, Some("b".repeat(64)));
