@@ -152,8 +152,12 @@ pub(crate) struct Patience {
 impl Patience {
     pub(crate) fn new(waiting: Waiting) -> Result<Self, Failure> {
         let failed = |error| Failure::failed(format!("failed to listen for signals: {error}"));
-        let stop = shutdown_on_signals().map_err(failed)?;
-        Ok(Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop })
+        Ok(Self::until(waiting, shutdown_on_signals().map_err(failed)?))
+    }
+
+    /// The same of who listens for signals already.
+    pub(crate) fn until(waiting: Waiting, stop: CancellationToken) -> Self {
+        Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop }
     }
 
     /// What comes of something that was asked of an instance, unless somebody does not wait any more.

@@ -289,7 +289,12 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             let sender = send::Sender::file(&path).await?;
             send::send(session, &new, send::From::Here(sender), &demanded).await
         }
-        Source::Disk(of) => send::send(session, &new, send::From::Disk(of, adding.size), &demanded).await,
+        Source::Disk(of) => {
+            let from = send::From::Disk(of.clone(), adding.size);
+            let image = send::send(session, &new, from, &demanded).await?;
+            send::tell_left_out(session, &of).await;
+            Ok(image)
+        }
         Source::Standard => {
             let sender = send::Sender::standard();
             send::send(session, &new, send::From::Here(sender), &demanded).await

@@ -264,10 +264,7 @@ pub(crate) async fn schedule(
     if output == Output::Table {
         print(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}")).map_err(requested)?;
     }
-    let patience = Patience {
-        timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)),
-        stop: stop.clone(),
-    };
+    let patience = Patience::until(waiting, stop.clone());
     let mut attached = Vec::new();
     for volume in volumes {
         let acted = volume::give(session, *volume, instance, None, &patience).await.map_err(|failure| {
@@ -281,8 +278,7 @@ pub(crate) async fn schedule(
         request_id: session.cloud.request_id,
         ..Made::default()
     };
-    let (state, ip) = if waiting.wait {
-        let timeout = Duration::from_secs(waiting.timeout);
+    let (state, ip) = if let Some(timeout) = patience.timeout {
         let outcome = tokio::select! {
             outcome = wait_for_active(session, node, instance, timeout) => {
                 outcome.map_err(|error| session.failed(error))

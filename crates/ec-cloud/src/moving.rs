@@ -18,7 +18,7 @@ use crate::{
     lookup::{Known, find_placed},
     schedule::not_understood,
     source::kind_of,
-    storage::storage_of,
+    storage::{is_one, storage_of},
     volume::{known_volume, refuse_attached},
 };
 
@@ -51,8 +51,7 @@ pub async fn node_to_come_to(
             disk.node
         )));
     }
-    let is_shared = from.is_some_and(|(_, from)| to.is_some_and(|(_, to)| from == to));
-    if !is_shared {
+    if !is_one(from.as_ref(), to.as_ref()) {
         return Ok(None);
     }
     // It stays where it is when it came for nothing.
@@ -89,7 +88,7 @@ pub async fn node_with(
             continue;
         }
         let (from, to) = (storage_of(cloud, disk.node).await?, storage_of(cloud, here).await?);
-        if !from.is_some_and(|(_, from)| to.is_some_and(|(_, to)| from == to)) {
+        if !is_one(from.as_ref(), to.as_ref()) {
             return Err(refused(format!(
                 "it lies with node {}, and does not come to {here}: they share no storage, or one of them is not alive",
                 disk.node

@@ -100,6 +100,14 @@ pub async fn leave_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId)
     }
 }
 
+/// Whether both nodes are alive and have their disks on one storage that they share, by what [`storage_of`] told of them.
+pub(crate) fn is_one(
+    one: Option<&(KeyValue, SharedStorage)>,
+    other: Option<&(KeyValue, SharedStorage)>,
+) -> bool {
+    one.zip(other).is_some_and(|((_, one), (_, other))| one == other)
+}
+
 /// The storage that a living node shares with others, with its sign of life.
 pub(crate) async fn storage_of(
     cloud: &Cloud,

@@ -87,7 +87,7 @@ impl Sender {
 }
 
 /// Says which volumes of an instance are not in an image of its disk.
-async fn tell_left_out(session: &Session, of: &ImageRef) {
+pub(super) async fn tell_left_out(session: &Session, of: &ImageRef) {
     let Some(copied) = of.copied().filter(|of| of.kind == Workload::Machine && of.beside.is_empty()) else {
         return;
     };
@@ -122,10 +122,6 @@ pub(super) async fn send(
         let new = NewVolume { size_gb: *size_gb, image: Some(of.clone()), ..NewVolume::default() };
         ec_cloud::room_of(cloud, &new).await.map_err(|error| session.failed(error))?;
     }
-    let copied = match &from {
-        From::Disk(of, _) => Some(of.clone()),
-        From::Here(_) => None,
-    };
     let place = Bytes::Sent { store: store.url().to_owned() };
     let is_whole = async |image: &Image| is_whole(session, image).await;
     let mut upload = ec_cloud::add_image(cloud, new, place, is_whole, remove).await?;
@@ -151,12 +147,7 @@ pub(super) async fn send(
     shown.finish();
     let failure = match outcome {
         Ok(facts) => match upload.finish(cloud, facts).await {
-            Ok(image) => {
-                if let Some(of) = copied {
-                    tell_left_out(session, &of).await;
-                }
-                return Ok(image);
-            }
+            Ok(image) => return Ok(image),
             // Whatever came is nobody's now.
             Err(error @ CloudError::Busy(_)) => error.into(),
             // It may be written all the same. If not, nobody takes away what is whole but who says so.
