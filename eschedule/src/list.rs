@@ -1,7 +1,7 @@
 //! `eschedule list`: which instances, in which order, how many.
 
-use clap::{Args, ValueEnum};
-use ec_cloud::{Cloud, CloudError, Filter, SortBy, node_named, resolve};
+use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
+use ec_cloud::{Cloud, CloudError, Filter, SortBy, VolumeFilter, VolumeView, node_named, resolve};
 use ec_model::{State, Workload, input::LabelSelector};
 use ec_runtime::exit::{Failure, tell};
 
@@ -49,6 +49,52 @@ impl Which {
             None => None,
         };
         Ok(Filter { states: self.state, node, labels: self.label, project: self.project })
+    }
+}
+
+/// Which volumes, or snapshots, are meant.
+#[derive(Args)]
+pub(crate) struct WhichVolumes {
+    /// Only those of this status; more with commas, or given again
+    #[arg(long, value_name = "STATUS", value_delimiter = ',', value_parser = VolumeView::STATUSES)]
+    status: Vec<String>,
+
+    /// Only those on the storage of this node: its name or its uuid
+    #[arg(long, value_name = "NODE")]
+    node: Option<String>,
+
+    /// Only those with this label; given more than once, with all of them
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = ec_model::input::label_selector)]
+    label: Vec<LabelSelector>,
+
+    /// Only those of this project
+    #[arg(long, value_name = "PROJECT")]
+    project: Option<String>,
+
+    /// Only those that this instance has, and snapshots of it: its name or its uuid
+    #[arg(long, value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
+    instance: Option<String>,
+}
+
+impl WhichVolumes {
+    /// The volumes that are meant, of all that there are.
+    ///
+    /// # Errors
+    /// There is no such node or instance, or etcd does not answer.
+    pub(crate) async fn volumes(self, cloud: &Cloud) -> Result<Vec<VolumeView>, CloudError> {
+        let node = match &self.node {
+            Some(text) => Some(node_named(cloud, text).await?),
+            None => None,
+        };
+        let instance = match &self.instance {
+            Some(text) => Some(resolve(cloud, text).await?),
+            None => None,
+        };
+        let (statuses, labels, project) = (self.status, self.label, self.project);
+        let filter = VolumeFilter { statuses, node, instance, labels, project };
+        let mut volumes = ec_cloud::volumes(cloud).await?;
+        volumes.retain(|volume| filter.takes(volume));
+        Ok(volumes)
     }
 }
 

@@ -15,6 +15,7 @@ use crate::{
     acting::Patience,
     cli::{Output, Waiting},
     config::Session,
+    list::WhichVolumes,
     output::{self, Names},
     shown::Shown,
     spec::once_each,
@@ -58,8 +59,8 @@ pub(crate) enum SnapshotCommand {
         #[command(flatten)]
         waiting: Waiting,
     },
-    /// List the snapshots of all projects, by node and name
-    List,
+    /// List snapshots, those of all projects, by node and name
+    List(WhichVolumes),
     /// Show a snapshot
     Show {
         /// Its name, its uuid, or the beginning of that
@@ -124,8 +125,8 @@ pub(crate) async fn snapshot(
             };
             make(session, &new, waiting, output).await
         }
-        SnapshotCommand::List => {
-            let mut all = ec_cloud::volumes(cloud).await?;
+        SnapshotCommand::List(which) => {
+            let mut all = which.volumes(cloud).await?;
             all.retain(|volume| volume.snapshot);
             output::snapshots(output, &all, &Names::of(cloud, Workload::Volume, output).await?)
         }

@@ -17,6 +17,7 @@ use crate::{
     acting::{CERTAIN, Patience, note, nothing_asked},
     cli::{Output, Waiting},
     config::Session,
+    list::WhichVolumes,
     output::{self, Names},
     run,
     shown::Shown,
@@ -47,8 +48,8 @@ const MOVES_WITHIN: Duration = Duration::from_secs(60);
 pub(crate) enum VolumeCommand {
     /// Make a volume: empty, of an image, or as a copy of another
     Create(Box<Creating>),
-    /// List the volumes of all projects, by node and name
-    List,
+    /// List volumes, those of all projects, by node and name
+    List(WhichVolumes),
     /// Show a volume
     Show {
         /// Its name, its uuid, or the beginning of that
@@ -225,8 +226,8 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
     let cloud = &session.cloud;
     match command {
         VolumeCommand::Create(creating) => create(session, *creating, output).await,
-        VolumeCommand::List => {
-            let volumes = ec_cloud::volumes(cloud).await?;
+        VolumeCommand::List(which) => {
+            let volumes = which.volumes(cloud).await?;
             output::volumes(output, &volumes, &Names::of(cloud, Workload::Volume, output).await?)
         }
         VolumeCommand::Show { volume } => show(session, resolve_volume(cloud, &volume).await?, output).await,

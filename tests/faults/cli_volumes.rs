@@ -190,6 +190,18 @@ async fn a_snapshot_of_a_volume_stays_as_it_was_made_and_is_what_it_is_restored_
     let copy = id(&json(&control, &["clone", "data", "copy"])?)?;
     control.status(node, copy, State::Active, None).await?;
     control.done(&["volume", "attach", "copy", "web"])?;
+    for (arguments, those) in [
+        (&["volume", "list", "--status", "in-use"][..], "copy\n"),
+        (&["volume", "list", "--status", "in-use,changing", "--node", "h1"], "before\ncopy\ndata\n"),
+        (&["volume", "list", "--instance", "web"], "copy\n"),
+        (&["volume", "list", "--project", "other"], ""),
+        (&["volume", "list", "--label", "a=b"], ""),
+        (&["snapshot", "list", "--status", "error"], ""),
+    ] {
+        assert_eq!(control.done(&[arguments, &["-o", "name"]].concat())?, those, "{arguments:?}");
+    }
+    refused(&control, &["list", "--status", "gone"], 2, "[possible values: creating, available")?;
+    refused(&control, &["list", "--node", "h9"], 1, "no node is named `h9`")?;
     let none = control.eschedule(&["snapshot", "restore", "copy"])?;
     ensure!(String::from_utf8_lossy(&none.stderr).contains("and no snapshot"), "{none:?}");
 

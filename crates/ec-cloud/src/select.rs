@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use ec_model::{Alive, InstanceId, Node, NodeId, State, decode, input::LabelSelector};
 
-use crate::{Cloud, CloudError, CloudResult, View, intent::wanted, lookup::is_beginning};
+use crate::{Cloud, CloudError, CloudResult, View, VolumeView, intent::wanted, lookup::is_beginning};
 
 /// What of a list is wanted: all that is said must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -24,6 +24,34 @@ impl Filter {
     pub fn takes(&self, view: &View) -> bool {
         (self.states.is_empty() || self.states.iter().any(|state| state.to_string() == view.state))
             && self.node.is_none_or(|node| view.node == Some(node))
+            && self.labels.iter().all(|selector| selector.takes(&view.labels))
+            && self.project.as_ref().is_none_or(|project| view.project.as_ref() == Some(project))
+    }
+}
+
+/// Which of a list of volumes are wanted.
+#[derive(Debug, Clone, Default)]
+pub struct VolumeFilter {
+    /// Of one of these statuses, of [`VolumeView::STATUSES`]; none: of any.
+    pub statuses: Vec<String>,
+    /// On the storage of this node.
+    pub node: Option<NodeId>,
+    /// That this instance has, or is about to, and snapshots of its disk.
+    pub instance: Option<InstanceId>,
+    /// With labels that all of these take.
+    pub labels: Vec<LabelSelector>,
+    /// Of this project.
+    pub project: Option<String>,
+}
+
+impl VolumeFilter {
+    /// Whether a volume is wanted.
+    pub fn takes(&self, view: &VolumeView) -> bool {
+        (self.statuses.is_empty() || self.statuses.contains(&view.status))
+            && self.node.is_none_or(|node| view.node == Some(node))
+            && self.instance.is_none_or(|instance| {
+                view.instance == Some(instance) || view.snapshot && view.copy_of == Some(instance)
+            })
             && self.labels.iter().all(|selector| selector.takes(&view.labels))
             && self.project.as_ref().is_none_or(|project| view.project.as_ref() == Some(project))
     }
@@ -188,6 +216,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
+    use crate::volume::told;
 
     fn view(number: u128, name: &str, state: State, role: Option<&str>) -> View {
         View {
@@ -243,6 +272,33 @@ mod tests {
         assert_eq!(took(Filter { labels: labels(&["role=web", "role=db"]), ..none() }), "");
         let web = Filter { labels: labels(&["role=web"]), states: vec![State::Active], ..none() };
         assert_eq!(took(web), "c");
+    }
+
+    #[test]
+    fn a_filter_of_volumes_takes_what_all_that_it_says_holds_of() {
+        let holder = InstanceId::new(uuid::Uuid::from_u128(9));
+        let mut all = [
+            told(view(1, "a", State::Active, None), None, None),
+            told(view(2, "b", State::Active, Some("db")), None, Some((holder, "vdb".into()))),
+            told(view(3, "c", State::Error, None), None, None),
+            told(view(4, "d", State::Active, None), None, None),
+        ];
+        (all[3].snapshot, all[3].copy_of) = (true, Some(holder));
+        let took = |filter: VolumeFilter| {
+            let names = all.iter().filter(|view| filter.takes(view)).filter_map(|view| view.name.as_deref());
+            names.collect::<String>()
+        };
+        let none = VolumeFilter::default;
+        assert_eq!(took(none()), "abcd");
+        let statuses = vec!["available".to_owned(), "error".to_owned()];
+        assert_eq!(took(VolumeFilter { statuses, ..none() }), "acd");
+        let node = Some(NodeId::new(uuid::Uuid::from_u128(98)));
+        assert_eq!(took(VolumeFilter { node, ..none() }), "b");
+        assert_eq!(took(VolumeFilter { instance: Some(holder), ..none() }), "bd");
+        assert_eq!(took(VolumeFilter { project: Some("q".into()), ..none() }), "cd");
+        let labels = vec![label_selector("role=db").unwrap()];
+        assert_eq!(took(VolumeFilter { labels, ..none() }), "b");
+        assert_eq!(took(VolumeFilter { project: Some("q".into()), node, ..none() }), "");
     }
 
     #[test]

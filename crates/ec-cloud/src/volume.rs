@@ -73,7 +73,7 @@ pub struct VolumeView {
     pub volume: InstanceId,
     /// What it is called.
     pub name: Option<String>,
-    /// `creating`, `available`, `in-use`, `changing` (it grows, or is made anew), `deleting`, `error`, `unclaimed` or `unknown`.
+    /// One of [`STATUSES`](Self::STATUSES).
     pub status: String,
     /// How large it is, or shall be, in GiB.
     pub size_gb: Option<u64>,
@@ -110,6 +110,12 @@ pub struct VolumeView {
     /// Why nothing is done to it; left out where it is not locked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locked: Option<String>,
+}
+
+impl VolumeView {
+    /// What a volume's status may be; `changing` where it grows, or is made anew.
+    pub const STATUSES: [&str; 8] =
+        ["creating", "available", "in-use", "changing", "deleting", "error", "unclaimed", "unknown"];
 }
 
 /// What became of a wish that a machine has a volume, or has it no more.
@@ -809,7 +815,11 @@ pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
     Ok(views.into_iter().map(told_of_one).collect())
 }
 
-fn told(view: View, record: Option<&Instance>, holder: Option<(InstanceId, String)>) -> VolumeView {
+pub(crate) fn told(
+    view: View,
+    record: Option<&Instance>,
+    holder: Option<(InstanceId, String)>,
+) -> VolumeView {
     // Of one that is there its agent does nothing else that it would tell.
     let is_changing = view.doing.is_some();
     let status = match State::named(&view.state) {
