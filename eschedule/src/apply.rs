@@ -6,6 +6,7 @@
 //! ```
 
 mod volumes;
+mod waits;
 
 use std::{
     cell::OnceCell,
@@ -30,6 +31,7 @@ use ec_runtime::{
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
+use self::waits::Asked;
 use crate::{
     cli::{Given, Output, Traits, YEAR},
     config::Session,
@@ -57,6 +59,7 @@ Examples:
   eschedule apply -f shop.yaml            makes web-1, web-2, web-3, db and its volume; again: nothing;
                                           exit code 1 where something differs that it leaves to you (`!`)
   generate | eschedule apply -f -         the same of what comes from standard input
+  eschedule apply -f shop.yaml --wait     the same, and ends when all of it is there
   eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more; not volumes:
                                           those go, with all that was written on them, by --prune-volumes";
 
@@ -83,7 +86,11 @@ pub(crate) struct Apply {
     #[arg(long)]
     diff: bool,
 
-    /// Wait at most so many seconds for a volume that is being made, or that its instance has yet to let go of
+    /// Wait until all that was asked for is so: instances are ACTIVE, volumes there and with them, and what goes is gone
+    #[arg(long, conflicts_with_all = ["schema", "diff"])]
+    wait: bool,
+
+    /// Wait at most so many seconds for one thing: with --wait for each, without for a volume that is needed at once
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
     timeout: u64,
 }
@@ -217,6 +224,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let mut making = Making::new(session, &of_volumes, &entries, &stop, Duration::from_secs(apply.timeout));
     let mut failed: Option<Failure> = None;
     let mut left = applied[groups.len()..].iter_mut();
+    let mut awaited = Vec::new();
     for (step, one) in steps.iter().zip(left.by_ref()) {
         let is_interrupted = stop.is_cancelled();
         let takes = matches!(
@@ -236,7 +244,10 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             making.note_missing(step);
             continue;
         } else {
-            let Err(failure) = making.perform(step, one).await else { continue };
+            let Err(failure) = making.perform(step, one).await else {
+                awaited.extend(making.asked.take().map(|asked| (one, asked)));
+                continue;
+            };
             one.undo(&failure.message);
             making.note_missing(step);
             Failure { message: format!("{}: {}", one.name, failure.message), ..failure }
@@ -249,6 +260,9 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         }
     }
     left.for_each(|one| one.undo("interrupted: nothing was asked for"));
+    if apply.wait && failed.is_none() {
+        failed = making.until_all(awaited.into_iter()).await.err();
+    }
     print(output, &applied)?;
     match failed {
         Some(failure) => Err(failure),
@@ -467,6 +481,8 @@ struct Making<'a> {
     missing_instances: BTreeSet<usize>,
     /// Volumes of the file that were not made.
     missing_volumes: BTreeSet<usize>,
+    /// What was asked for by the last step.
+    asked: Option<Asked>,
 }
 
 impl<'a> Making<'a> {
@@ -484,7 +500,18 @@ impl<'a> Making<'a> {
             (0..of.volumes.len()).filter_map(|number| Some((number, of.there(number).and_then(placed)?)));
         let (instances, volumes) = (instances.collect(), volumes.collect());
         let (missing_instances, missing_volumes) = (BTreeSet::new(), BTreeSet::new());
-        Self { session, of, entries, stop, patience, instances, volumes, missing_instances, missing_volumes }
+        Self {
+            session,
+            of,
+            entries,
+            stop,
+            patience,
+            instances,
+            volumes,
+            missing_instances,
+            missing_volumes,
+            asked: None,
+        }
     }
 
     /// Notes that what this step makes is not there.
@@ -536,10 +563,13 @@ impl<'a> Making<'a> {
                 let made = self.run(*number).await?;
                 (one.instance, one.node) = (Some(made.instance), Some(made.node));
                 self.instances.insert(*number, made);
+                self.asked = Some(Asked::Made(made, "building"));
             }
             Difference::Set(instance, _, change) => {
                 let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
-                one.node = Some(acted.map_err(|error| session.failed(error))?.node);
+                let acted = acted.map_err(|error| session.failed(error))?;
+                one.node = Some(acted.node);
+                self.asked = Asked::of(*instance, &acted);
             }
             Difference::Destroy(instance, name) => {
                 self.until_copied(*instance).await?;
@@ -547,6 +577,7 @@ impl<'a> Making<'a> {
                 let doomed = destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await;
                 if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
                     one.node = Some(node);
+                    self.asked = Some(Asked::Gone(Scheduled { instance: *instance, node }));
                 }
             }
             Difference::Volume(step) => self.volume(step, one).await?,

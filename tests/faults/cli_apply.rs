@@ -8,7 +8,7 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{Instance, decode, encode};
+use ec_model::{Instance, InstanceId, NodeId, State, decode, encode};
 use ec_store::Store;
 use ec_tests::{TINY, control::Control, program};
 use serde_json::Value;
@@ -39,6 +39,55 @@ pub(crate) fn applied(
     let word = |one: &Value, field: &str| one[field].as_str().unwrap_or_default().to_owned();
     let done = done.iter().map(|one| format!("{} {}", word(one, "what"), word(one, "name"))).collect();
     Ok((done, error(&output)))
+}
+
+/// The instance or volume that is called so, once there is one, and where it is.
+async fn placed(control: &Control, name: &str) -> Result<(NodeId, InstanceId)> {
+    loop {
+        for key in control.store_keys("instances/").await? {
+            let pair = control.get(&key).await?.context("it is there")?;
+            let record: Instance = decode(&pair.value)?;
+            if let (Some(node), Some(true)) = (record.node(), record.name.as_deref().map(|its| its == name)) {
+                return Ok((node, record.instance));
+            }
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_waits_hears_that_all_is_there_or_what_became_of_it_and_that_what_goes_is_gone() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let text = format!("stack: shop\ninstances:\n  db: {{query: '{TINY}'}}\n  web: {{query: '{TINY}'}}\n");
+    let path = file(&control, &text)?;
+    let waits = |more: &[&str]| {
+        let arguments = [&["apply", "-f", &path, "--wait", "-o", "json"], more].concat();
+        control.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()
+    };
+    let child = waits(&["--timeout", "120"])?;
+    let (db, web) = (placed(&control, "db").await?, placed(&control, "web").await?);
+    control.status(db.0, db.1, State::Error, None).await?;
+    control.status(web.0, web.1, State::Active, Some("10.0.0.1")).await?;
+    let output = child.wait_with_output()?;
+    ensure!(output.status.code() == Some(1) && error(&output).contains("eschedule: db: "), "{output:?}");
+    let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let notes: Vec<bool> =
+        done.iter().map(|one| one["note"].as_str().is_some_and(|note| note.contains("ERROR"))).collect();
+    assert_eq!(notes, [true, false], "{done:?}");
+    // All is there: nothing is waited for.
+    control.status(db.0, db.1, State::Active, Some("10.0.0.2")).await?;
+    let again = waits(&[])?.wait_with_output()?;
+    ensure!(again.status.success(), "{again:?}");
+    // What is asked for and does not come is told in time.
+    file(&control, &format!("stack: shop\ninstances:\n  web: {{query: '{TINY}'}}\n"))?;
+    let late = waits(&["--prune", "--timeout", "1"])?.wait_with_output()?;
+    ensure!(late.status.code() == Some(1) && error(&late).contains("db: "), "{late:?}");
+    let gone = waits(&["--prune", "--timeout", "120"])?;
+    control.delete(control.keys.request(db.0, db.1)).await?;
+    let gone = gone.wait_with_output()?;
+    ensure!(gone.status.success(), "{gone:?}");
+    Ok(())
 }
 
 /// The stack is refused with that code and one line that has these words.

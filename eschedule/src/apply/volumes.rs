@@ -3,14 +3,14 @@
 use std::cell::OnceCell;
 
 use ec_cloud::{
-    Ask, CloudError, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes, Wished,
-    WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, move_volume,
-    node_of_copy, node_to_come_to, room_of, until_active, until_free,
+    Ask, CloudError, Doomed, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes,
+    Wished, WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume,
+    move_volume, node_of_copy, node_to_come_to, room_of, until_active, until_free,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::Failure;
 
-use super::{Applied, LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack, words};
+use super::{Applied, Asked, LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack, words};
 use crate::{
     config::Session,
     run,
@@ -157,20 +157,24 @@ impl Making<'_> {
                 };
                 (one.volume, one.node) = (Some(made.instance), Some(made.node));
                 self.volumes.insert(*number, made);
+                self.asked = Some(Asked::Made(made, "creating"));
             }
             VolumeStep::Set(volume, _, change) => {
                 let acted = act(cloud, *volume, &Verb::Set(change.clone())).await;
                 one.node = Some(acted.map_err(|error| session.failed(error))?.node);
             }
             VolumeStep::Extend { volume, to, .. } => {
-                let acted = extend_volume(cloud, *volume, *to).await;
-                one.node = Some(acted.map_err(|error| session.failed(error))?.node);
+                let acted =
+                    extend_volume(cloud, *volume, *to).await.map_err(|error| session.failed(error))?;
+                one.node = Some(acted.node);
+                self.asked = Asked::of(*volume, &acted);
             }
             VolumeStep::Detach { volume, from, .. } => {
                 let detached =
                     detach(cloud, *volume, Some(*from)).await.map_err(|error| session.failed(error))?;
                 if let Some(detached) = detached {
                     (one.instance, one.node) = (Some(detached.instance), Some(detached.acted.node));
+                    self.asked = Asked::of(detached.instance, &detached.acted);
                 }
             }
             VolumeStep::Attach(number, instance) => {
@@ -190,22 +194,26 @@ impl Making<'_> {
                         move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
                     self.until_there(moved, name, "moving").await?;
                 }
-                attach(cloud, volume, instance, None).await.map_err(|error| session.failed(error))?;
+                let attached = attach(cloud, volume, instance, None).await;
+                let acted = attached.map_err(|error| session.failed(error))?.acted;
+                self.asked = Asked::of(instance, &acted);
             }
             VolumeStep::Delete(volume, name) => {
                 self.until_copied(*volume).await?;
                 let deleted = async {
                     until_free(cloud, *volume, None, self.patience).await?;
-                    delete_called_volume(cloud, *volume, name, &[of_stack(self.of.stack)]).await.map(drop)
+                    delete_called_volume(cloud, *volume, name, &[of_stack(self.of.stack)]).await
                 };
-                self.unless_stopped(async {
+                let doomed = self.unless_stopped(async {
                     match deleted.await {
                         // The same file was applied twice at once.
-                        Ok(()) | Err(CloudError::NotFound(_)) => Ok(()),
-                        Err(error) => Err(error),
+                        Err(CloudError::NotFound(_)) => Ok(Doomed::Already),
+                        outcome => outcome,
                     }
-                })
-                .await?;
+                });
+                if let Doomed::By { node, .. } = doomed.await? {
+                    self.asked = Some(Asked::Gone(Scheduled { instance: *volume, node }));
+                }
             }
             VolumeStep::Stands(..) | VolumeStep::Keep(..) => {}
         }
@@ -294,7 +302,7 @@ impl Making<'_> {
     }
 
     /// Waits until one is there that is called so, and tells what is being done meanwhile.
-    async fn until_there(
+    pub(super) async fn until_there(
         &self,
         Scheduled { instance, node }: Scheduled,
         name: &str,
@@ -314,7 +322,7 @@ impl Making<'_> {
     }
 
     /// What comes of it, unless whoever applies does not wait any more.
-    async fn unless_stopped<T>(
+    pub(super) async fn unless_stopped<T>(
         &self,
         outcome: impl Future<Output = Result<T, CloudError>>,
     ) -> Result<T, Failure> {
