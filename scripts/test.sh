@@ -1,6 +1,7 @@
 #!/bin/bash
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
 # usage: test.sh                        all but these three:
+#        test.sh parts                  only what they need beside programs: images and environments
 #        test.sh long                   also what takes hours
 #        test.sh shared                 those of storage that nodes share alone, on a network's file system (on-glusterfs.sh)
 #        test.sh upgrade DIRECTORY      this release's programs beside those there, of another (upgrade-test.sh calls it)
@@ -32,6 +33,10 @@ parts() {
   scripts/s3-venv.sh "$EC_TEST_S3"
   scripts/fetch-newer-etcd.sh >/dev/null
 }
+if [ "$what" = parts ]; then
+  parts
+  exit
+fi
 # Beside the build: they wait for the network and for one program most of the time.
 parts &
 parts=$!
