@@ -565,19 +565,19 @@ impl<'a> Making<'a> {
                 self.instances.insert(*number, made);
                 self.asked = Some(Asked::Made(made, "building"));
             }
-            Difference::Set(instance, _, change) => {
+            Difference::Set(instance, name, change) => {
                 let acted = act(cloud, *instance, &Verb::Set(change.clone())).await;
                 let acted = acted.map_err(|error| session.failed(error))?;
                 one.node = Some(acted.node);
-                self.asked = Asked::of(*instance, &acted);
+                self.asked = Asked::of(name, *instance, &acted);
             }
             Difference::Destroy(instance, name) => {
                 self.until_copied(*instance).await?;
                 // Whoever took it out of the stack since, or gave it a name of the file, has spared it.
                 let doomed = destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await;
-                if let Doomed::By { node, .. } = doomed.map_err(|error| session.failed(error))? {
+                if let Doomed::By { node, alive } = doomed.map_err(|error| session.failed(error))? {
                     one.node = Some(node);
-                    self.asked = Some(Asked::Gone(Scheduled { instance: *instance, node }));
+                    self.asked = Some(Asked::gone(name, *instance, node, alive));
                 }
             }
             Difference::Volume(step) => self.volume(step, one).await?,

@@ -167,14 +167,14 @@ impl Making<'_> {
                 let acted =
                     extend_volume(cloud, *volume, *to).await.map_err(|error| session.failed(error))?;
                 one.node = Some(acted.node);
-                self.asked = Asked::of(*volume, &acted);
+                self.asked = Asked::of(&one.name, *volume, &acted);
             }
             VolumeStep::Detach { volume, from, .. } => {
                 let detached =
                     detach(cloud, *volume, Some(*from)).await.map_err(|error| session.failed(error))?;
                 if let Some(detached) = detached {
                     (one.instance, one.node) = (Some(detached.instance), Some(detached.acted.node));
-                    self.asked = Asked::of(detached.instance, &detached.acted);
+                    self.asked = Asked::of(&one.name, detached.instance, &detached.acted);
                 }
             }
             VolumeStep::Attach(number, instance) => {
@@ -196,7 +196,7 @@ impl Making<'_> {
                 }
                 let attached = attach(cloud, volume, instance, None).await;
                 let acted = attached.map_err(|error| session.failed(error))?.acted;
-                self.asked = Asked::of(instance, &acted);
+                self.asked = Asked::of(name, instance, &acted);
             }
             VolumeStep::Delete(volume, name) => {
                 self.until_copied(*volume).await?;
@@ -211,8 +211,8 @@ impl Making<'_> {
                         outcome => outcome,
                     }
                 });
-                if let Doomed::By { node, .. } = doomed.await? {
-                    self.asked = Some(Asked::Gone(Scheduled { instance: *volume, node }));
+                if let Doomed::By { node, alive } = doomed.await? {
+                    self.asked = Some(Asked::gone(name, *volume, node, alive));
                 }
             }
             VolumeStep::Stands(..) | VolumeStep::Keep(..) => {}

@@ -18,9 +18,24 @@ pub(super) enum Asked {
 }
 
 impl Asked {
-    /// What there is to wait for of what was asked of it.
-    pub(super) fn of(instance: InstanceId, acted: &Acted) -> Option<Self> {
-        acted.awaited.map(|awaited| Self::Otherwise(Scheduled { instance, node: acted.node }, awaited))
+    /// What there is to wait for of what was asked of one that is called so.
+    pub(super) fn of(name: &str, instance: InstanceId, acted: &Acted) -> Option<Self> {
+        let awaited = acted.awaited?;
+        unless_alive(name, acted.node, acted.node_alive, "changed");
+        Some(Self::Otherwise(Scheduled { instance, node: acted.node }, awaited))
+    }
+
+    /// The same of one that is to go.
+    pub(super) fn gone(name: &str, instance: InstanceId, node: NodeId, alive: bool) -> Self {
+        unless_alive(name, node, alive, "taken away");
+        Self::Gone(Scheduled { instance, node })
+    }
+}
+
+/// Says that a node that is not alive does it later.
+fn unless_alive(name: &str, node: NodeId, alive: bool, done: &str) {
+    if !alive {
+        tell(&format!("eschedule: node {node} is not alive: {name} is {done} when it is back"));
     }
 }
 
