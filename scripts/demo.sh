@@ -355,10 +355,13 @@ down() {
   # There may never have been one. A link whose target is gone is of an agent that was killed and cleaned away.
   find /run/ecompute/metadata -type l -lname "$STATE/*" -delete 2>/dev/null || true
   find /run/ecompute/metadata -xtype l -delete 2>/dev/null || true
-  if ! find /run/ecompute/metadata -type l 2>/dev/null | grep -q .; then
+  # Agents in other network namespaces meet elsewhere.
+  local meetings
+  meetings=/run/ecompute/metadata/$(stat -Lc %i /proc/self/ns/net)
+  if ! find "$meetings" -type l 2>/dev/null | grep -q .; then
     for family in bridge inet; do nft delete table $family ecompute 2>/dev/null || true; done # nor these
-    rm -rf /run/ecompute/metadata
-    rmdir /run/ecompute 2>/dev/null || true
+    rm -rf "$meetings"
+    rmdir /run/ecompute/metadata /run/ecompute 2>/dev/null || true
   fi
   local network
   if [ -e "$RUN/network-started" ]; then
