@@ -361,7 +361,7 @@ down() {
   if ! find "$meetings" -type l 2>/dev/null | grep -q .; then
     for family in bridge inet; do nft delete table $family ecompute 2>/dev/null || true; done # nor these
     rm -rf "$meetings"
-    rmdir /run/ecompute/metadata /run/ecompute 2>/dev/null || true
+    rmdir /run/ecompute/metadata /run/ecompute 2>/dev/null || true # others' may be there
   fi
   local network
   if [ -e "$RUN/network-started" ]; then

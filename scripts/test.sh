@@ -1,10 +1,10 @@
 #!/bin/bash
 # All tests, on real parts. Needs root: bridges, network namespaces and libvirt.
 # usage: test.sh                        all but these three:
-#        test.sh parts                  only what they need beside programs: images and environments
 #        test.sh long                   also what takes hours
 #        test.sh shared                 those of storage that nodes share alone, on a network's file system (on-glusterfs.sh)
 #        test.sh upgrade DIRECTORY      this release's programs beside those there, of another (upgrade-test.sh calls it)
+#        test.sh parts                  none: makes what they need beside programs, images and environments
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then

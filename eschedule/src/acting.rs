@@ -141,6 +141,13 @@ pub(crate) async fn destroy(
     each(session, instances, output, true, ask, wait, &patience).await
 }
 
+/// Says what is done later, unless the node that does it is alive.
+pub(crate) fn tell_later(node: NodeId, alive: bool, what: &str) {
+    if !alive {
+        tell(&format!("eschedule: node {node} is not alive: {what} when it is back"));
+    }
+}
+
 /// How long an outcome is waited for.
 pub(crate) struct Patience {
     /// None where it is not waited for at all.
@@ -379,9 +386,7 @@ async fn ask_of(
     if let Some(why) = &already {
         tell(&format!("eschedule: {instance}: {why}"));
     }
-    if awaited.is_some() && !node_alive {
-        tell(&format!("eschedule: node {node} is not alive: it is done to {instance} when it is back"));
-    }
+    tell_later(node, node_alive || awaited.is_none(), &format!("it is done to {instance}"));
     let awaited = awaited.zip(patience.timeout).map(|(awaited, timeout)| (instance, node, awaited, timeout));
     let done = Done {
         instance: Some(instance),
@@ -472,9 +477,7 @@ async fn ask_to_go(
         let line = format!("DESTROYED INSTANCE {instance}, WHICH WAS NEVER PLACED");
         return Ok((Done { state: Some("DESTROYED".to_owned()), line, ..done }, None));
     };
-    if !alive {
-        tell(&format!("eschedule: node {node} is not alive: {instance} is destroyed when it is back"));
-    }
+    tell_later(node, alive, &format!("{instance} is destroyed"));
     Ok((done.being("DESTROYING"), patience.timeout.map(|timeout| (instance, node, timeout))))
 }
 

@@ -1,7 +1,7 @@
 //! `eschedule list`: which instances, in which order, how many.
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
-use ec_cloud::{Cloud, CloudError, Filter, SortBy, VolumeFilter, VolumeView, node_named, resolve};
+use ec_cloud::{Cloud, CloudError, Filter, SortBy, VolumeFilter, VolumeView, Whose, node_named, resolve};
 use ec_model::{State, Workload, input::LabelSelector};
 use ec_runtime::exit::{Failure, tell};
 
@@ -18,13 +18,9 @@ Examples:
   eschedule list --project shop --sort created    one project's, the oldest first
   eschedule list --limit 100 --after web          the next hundred";
 
-/// Which instances are meant.
+/// What every list is narrowed by.
 #[derive(Args)]
-pub(crate) struct Which {
-    /// Only those in this state; more with commas, or given again
-    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = state)]
-    state: Vec<State>,
-
+struct WhoseArgs {
     /// Only those on this node: its name or its uuid
     #[arg(long, value_name = "NODE")]
     node: Option<String>,
@@ -38,17 +34,35 @@ pub(crate) struct Which {
     project: Option<String>,
 }
 
+impl WhoseArgs {
+    /// The same, with the node's uuid.
+    async fn whose(self, cloud: &Cloud) -> Result<Whose, CloudError> {
+        let node = match &self.node {
+            Some(text) => Some(node_named(cloud, text).await?),
+            None => None,
+        };
+        Ok(Whose { node, labels: self.label, project: self.project })
+    }
+}
+
+/// Which instances are meant.
+#[derive(Args)]
+pub(crate) struct Which {
+    /// Only those in this state; more with commas, or given again
+    #[arg(long, value_name = "STATE", value_delimiter = ',', value_parser = state)]
+    state: Vec<State>,
+
+    #[command(flatten)]
+    whose: WhoseArgs,
+}
+
 impl Which {
     /// The same, with the node's uuid.
     ///
     /// # Errors
     /// There is no such node.
     pub(crate) async fn filter(self, cloud: &Cloud) -> Result<Filter, CloudError> {
-        let node = match &self.node {
-            Some(text) => Some(node_named(cloud, text).await?),
-            None => None,
-        };
-        Ok(Filter { states: self.state, node, labels: self.label, project: self.project })
+        Ok(Filter { states: self.state, whose: self.whose.whose(cloud).await? })
     }
 }
 
@@ -59,17 +73,8 @@ pub(crate) struct WhichVolumes {
     #[arg(long, value_name = "STATUS", value_delimiter = ',', value_parser = VolumeView::STATUSES)]
     status: Vec<String>,
 
-    /// Only those on the storage of this node: its name or its uuid
-    #[arg(long, value_name = "NODE")]
-    node: Option<String>,
-
-    /// Only those with this label; given more than once, with all of them
-    #[arg(long, value_name = "KEY[=VALUE]", value_parser = ec_model::input::label_selector)]
-    label: Vec<LabelSelector>,
-
-    /// Only those of this project
-    #[arg(long, value_name = "PROJECT")]
-    project: Option<String>,
+    #[command(flatten)]
+    whose: WhoseArgs,
 
     /// Only those that this instance has, and snapshots of it: its name or its uuid
     #[arg(long, value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
@@ -82,16 +87,12 @@ impl WhichVolumes {
     /// # Errors
     /// There is no such node or instance, or etcd does not answer.
     pub(crate) async fn volumes(self, cloud: &Cloud) -> Result<Vec<VolumeView>, CloudError> {
-        let node = match &self.node {
-            Some(text) => Some(node_named(cloud, text).await?),
-            None => None,
-        };
+        let whose = self.whose.whose(cloud).await?;
         let instance = match &self.instance {
             Some(text) => Some(resolve(cloud, text).await?),
             None => None,
         };
-        let (statuses, labels, project) = (self.status, self.label, self.project);
-        let filter = VolumeFilter { statuses, node, instance, labels, project };
+        let filter = VolumeFilter { statuses: self.status, whose, instance };
         let mut volumes = ec_cloud::volumes(cloud).await?;
         volumes.retain(|volume| filter.takes(volume));
         Ok(volumes)

@@ -14,7 +14,7 @@ use ec_runtime::{
 };
 
 use crate::{
-    acting::{CERTAIN, Patience, note, nothing_asked},
+    acting::{CERTAIN, Patience, note, nothing_asked, tell_later},
     cli::{Output, Waiting},
     config::Session,
     list::WhichVolumes,
@@ -513,9 +513,7 @@ async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Resul
     let volume = certain(session, text).await?;
     let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
     let Doomed::By { node, alive } = doomed else { return Ok("DELETED") };
-    if !alive {
-        tell(&format!("eschedule: node {node} is not alive: {volume} is deleted when it is back"));
-    }
+    tell_later(node, alive, &format!("{volume} is deleted"));
     let Some(timeout) = patience.timeout else { return Ok("DELETING") };
     let shown = Shown::new("deleting");
     let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
@@ -529,9 +527,7 @@ pub(crate) fn tell_acted(instance: InstanceId, Acted { node, node_alive, awaited
     if let Some(why) = already {
         tell(&format!("eschedule: {instance}: {why}"));
     }
-    if awaited.is_some() && !node_alive {
-        tell(&format!("eschedule: node {node} is not alive: it is done when it is back"));
-    }
+    tell_later(*node, *node_alive || awaited.is_none(), "it is done");
 }
 
 /// Waits for what was asked for, where it is to be waited for.

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use ec_model::{Instance, InstanceId, NodeId, State, decode, encode};
 use ec_store::Store;
 use ec_tests::{TINY, control::Control, program};
@@ -41,18 +41,19 @@ pub(crate) fn applied(
     Ok((done, error(&output)))
 }
 
-/// The instance or volume that is called so, once there is one, and where it is.
+/// The instance that is called so, once there is one, and where it is.
 async fn placed(control: &Control, name: &str) -> Result<(NodeId, InstanceId)> {
-    loop {
+    for _ in 0..1200 {
         for key in control.store_keys("instances/").await? {
             let pair = control.get(&key).await?.context("it is there")?;
             let record: Instance = decode(&pair.value)?;
-            if let (Some(node), Some(true)) = (record.node(), record.name.as_deref().map(|its| its == name)) {
+            if let Some(node) = record.node().filter(|_| record.name.as_deref() == Some(name)) {
                 return Ok((node, record.instance));
             }
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    bail!("nothing that is called {name} was placed within a minute")
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -1,59 +1,71 @@
 //! Which instances are meant, where they are not named one by one: filters, orders and pages of a list, and selectors.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ec_model::{Alive, InstanceId, Node, NodeId, State, decode, input::LabelSelector};
 
 use crate::{Cloud, CloudError, CloudResult, View, VolumeView, intent::wanted, lookup::is_beginning};
 
-/// What of a list is wanted: all that is said must hold.
+/// What every list is narrowed by: all that is said must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Filter {
-    /// In one of these states; none: in any.
-    pub states: Vec<State>,
-    /// On this node.
+pub struct Whose {
+    /// On this node, or on its storage.
     pub node: Option<NodeId>,
     /// With labels that all of these take.
     pub labels: Vec<LabelSelector>,
     /// Of this project.
     pub project: Option<String>,
+}
+
+impl Whose {
+    fn takes(
+        &self,
+        node: Option<NodeId>,
+        labels: &BTreeMap<String, String>,
+        project: Option<&String>,
+    ) -> bool {
+        (self.node.is_none() || self.node == node)
+            && self.labels.iter().all(|selector| selector.takes(labels))
+            && (self.project.is_none() || self.project.as_ref() == project)
+    }
+}
+
+/// Which of a list of instances are wanted.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Filter {
+    /// In one of these states; none: in any.
+    pub states: Vec<State>,
+    /// And all of this.
+    pub whose: Whose,
 }
 
 impl Filter {
     /// Whether an instance is wanted.
     pub fn takes(&self, view: &View) -> bool {
         (self.states.is_empty() || self.states.iter().any(|state| state.to_string() == view.state))
-            && self.node.is_none_or(|node| view.node == Some(node))
-            && self.labels.iter().all(|selector| selector.takes(&view.labels))
-            && self.project.as_ref().is_none_or(|project| view.project.as_ref() == Some(project))
+            && self.whose.takes(view.node, &view.labels, view.project.as_ref())
     }
 }
 
 /// Which of a list of volumes are wanted.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct VolumeFilter {
     /// Of one of these statuses, of [`VolumeView::STATUSES`]; none: of any.
     pub statuses: Vec<String>,
-    /// On the storage of this node.
-    pub node: Option<NodeId>,
+    /// And all of this.
+    pub whose: Whose,
     /// That this instance has, or is about to, and snapshots of its disk.
     pub instance: Option<InstanceId>,
-    /// With labels that all of these take.
-    pub labels: Vec<LabelSelector>,
-    /// Of this project.
-    pub project: Option<String>,
 }
 
 impl VolumeFilter {
     /// Whether a volume is wanted.
     pub fn takes(&self, view: &VolumeView) -> bool {
         (self.statuses.is_empty() || self.statuses.contains(&view.status))
-            && self.node.is_none_or(|node| view.node == Some(node))
+            && self.whose.takes(view.node, &view.labels, view.project.as_ref())
             && self.instance.is_none_or(|instance| {
                 view.instance == Some(instance) || view.snapshot && view.copy_of == Some(instance)
             })
-            && self.labels.iter().all(|selector| selector.takes(&view.labels))
-            && self.project.as_ref().is_none_or(|project| view.project.as_ref() == Some(project))
     }
 }
 
@@ -210,8 +222,6 @@ pub async fn named_nodes(cloud: &Cloud) -> CloudResult<BTreeSet<(NodeId, String)
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use ec_model::input::label_selector;
     use jiff::Timestamp;
 
@@ -261,16 +271,18 @@ mod tests {
     #[test]
     fn a_filter_takes_what_all_that_it_says_holds_of() {
         let took = |filter: Filter| names(&page(all(), &filter, SortBy::Name, None, None).unwrap());
-        let none = Filter::default;
+        let (none, whose) = (Filter::default, Whose::default);
+        let of = |whose| Filter { whose, ..none() };
         assert_eq!(took(none()), "abcd");
         assert_eq!(took(Filter { states: vec![State::Active, State::Error], ..none() }), "abc");
-        assert_eq!(took(Filter { node: Some(NodeId::new(uuid::Uuid::from_u128(98))), ..none() }), "b");
-        assert_eq!(took(Filter { project: Some("q".into()), ..none() }), "ad");
+        assert_eq!(took(of(Whose { node: Some(NodeId::new(uuid::Uuid::from_u128(98))), ..whose() })), "b");
+        assert_eq!(took(of(Whose { project: Some("q".into()), ..whose() })), "ad");
         let labels = |texts: &[&str]| texts.iter().map(|text| label_selector(text).unwrap()).collect();
-        assert_eq!(took(Filter { labels: labels(&["role"]), ..none() }), "bcd");
-        assert_eq!(took(Filter { labels: labels(&["role=web"]), ..none() }), "cd");
-        assert_eq!(took(Filter { labels: labels(&["role=web", "role=db"]), ..none() }), "");
-        let web = Filter { labels: labels(&["role=web"]), states: vec![State::Active], ..none() };
+        assert_eq!(took(of(Whose { labels: labels(&["role"]), ..whose() })), "bcd");
+        assert_eq!(took(of(Whose { labels: labels(&["role=web"]), ..whose() })), "cd");
+        assert_eq!(took(of(Whose { labels: labels(&["role=web", "role=db"]), ..whose() })), "");
+        let web = Whose { labels: labels(&["role=web"]), ..whose() };
+        let web = Filter { whose: web, states: vec![State::Active] };
         assert_eq!(took(web), "c");
     }
 
@@ -288,17 +300,18 @@ mod tests {
             let names = all.iter().filter(|view| filter.takes(view)).filter_map(|view| view.name.as_deref());
             names.collect::<String>()
         };
-        let none = VolumeFilter::default;
+        let (none, whose) = (VolumeFilter::default, Whose::default);
+        let of = |whose| VolumeFilter { whose, ..none() };
         assert_eq!(took(none()), "abcd");
         let statuses = vec!["available".to_owned(), "error".to_owned()];
         assert_eq!(took(VolumeFilter { statuses, ..none() }), "acd");
         let node = Some(NodeId::new(uuid::Uuid::from_u128(98)));
-        assert_eq!(took(VolumeFilter { node, ..none() }), "b");
+        assert_eq!(took(of(Whose { node, ..whose() })), "b");
         assert_eq!(took(VolumeFilter { instance: Some(holder), ..none() }), "bd");
-        assert_eq!(took(VolumeFilter { project: Some("q".into()), ..none() }), "cd");
+        assert_eq!(took(of(Whose { project: Some("q".into()), ..whose() })), "cd");
         let labels = vec![label_selector("role=db").unwrap()];
-        assert_eq!(took(VolumeFilter { labels, ..none() }), "b");
-        assert_eq!(took(VolumeFilter { project: Some("q".into()), node, ..none() }), "");
+        assert_eq!(took(of(Whose { labels, ..whose() })), "b");
+        assert_eq!(took(of(Whose { project: Some("q".into()), node, ..whose() })), "");
     }
 
     #[test]
@@ -348,7 +361,10 @@ mod tests {
             let after = after.map(|number| InstanceId::new(uuid::Uuid::from_u128(number)));
             page(
                 all(),
-                &Filter { project: Some("q".into()), ..Filter::default() },
+                &Filter {
+                    whose: Whose { project: Some("q".into()), ..Whose::default() },
+                    ..Filter::default()
+                },
                 SortBy::Name,
                 after,
                 limit,

@@ -1,11 +1,11 @@
 //! What `apply --wait` waits for: that all that was asked for is so.
 
-use ec_cloud::{Acted, Awaited, CloudError, Scheduled, Step, until_done, until_gone};
+use ec_cloud::{Acted, Awaited, Scheduled, Step, until_done, until_gone};
 use ec_model::{InstanceId, NodeId};
 use ec_runtime::exit::{Failure, tell};
 
 use super::{Applied, Making};
-use crate::shown::Shown;
+use crate::{acting::tell_later, shown::Shown};
 
 /// What was asked for of one, as far as it is waited for.
 pub(super) enum Asked {
@@ -21,21 +21,14 @@ impl Asked {
     /// What there is to wait for of what was asked of one that is called so.
     pub(super) fn of(name: &str, instance: InstanceId, acted: &Acted) -> Option<Self> {
         let awaited = acted.awaited?;
-        unless_alive(name, acted.node, acted.node_alive, "changed");
+        tell_later(acted.node, acted.node_alive, &format!("{name} is changed"));
         Some(Self::Otherwise(Scheduled { instance, node: acted.node }, awaited))
     }
 
     /// The same of one that is to go.
     pub(super) fn gone(name: &str, instance: InstanceId, node: NodeId, alive: bool) -> Self {
-        unless_alive(name, node, alive, "taken away");
+        tell_later(node, alive, &format!("{name} is taken away"));
         Self::Gone(Scheduled { instance, node })
-    }
-}
-
-/// Says that a node that is not alive does it later.
-fn unless_alive(name: &str, node: NodeId, alive: bool, done: &str) {
-    if !alive {
-        tell(&format!("eschedule: node {node} is not alive: {name} is {done} when it is back"));
     }
 }
 
@@ -62,38 +55,24 @@ impl Making<'_> {
     }
 
     async fn until(&self, name: &str, asked: &Asked) -> Result<(), Failure> {
-        match asked {
-            Asked::Made(made, doing) => self.until_there(*made, name, doing).await,
-            Asked::Gone(of) => self.until_done(name, "going", *of, None).await,
-            Asked::Otherwise(of, awaited) => self.until_done(name, "changing", *of, Some(*awaited)).await,
-        }
-    }
-
-    /// Waits until it is as it was asked to be, or gone where nothing is awaited of it.
-    async fn until_done(
-        &self,
-        name: &str,
-        doing: &str,
-        Scheduled { instance, node }: Scheduled,
-        awaited: Option<Awaited>,
-    ) -> Result<(), Failure> {
-        let shown = Shown::of(name, doing);
-        let outcome = self.unless_stopped(self.comes(instance, node, awaited, &shown)).await;
+        let cloud = &self.session.cloud;
+        let (shown, outcome) = match *asked {
+            Asked::Made(made, doing) => return self.until_there(made, name, doing).await,
+            Asked::Gone(Scheduled { instance, node }) => {
+                let shown = Shown::of(name, "going");
+                let gone = until_gone(cloud, node, instance, self.patience, |step| shown.step(step));
+                let outcome = self.unless_stopped(gone).await;
+                (shown, outcome)
+            }
+            Asked::Otherwise(Scheduled { instance, node }, awaited) => {
+                let shown = Shown::of(name, "changing");
+                let seen = |step: Step<'_>| shown.step_of_volume(step);
+                let done = until_done(cloud, node, instance, awaited, self.patience, seen);
+                let outcome = self.unless_stopped(done).await.map(drop);
+                (shown, outcome)
+            }
+        };
         shown.finish();
         outcome
-    }
-
-    async fn comes(
-        &self,
-        instance: InstanceId,
-        node: NodeId,
-        awaited: Option<Awaited>,
-        shown: &Shown,
-    ) -> Result<(), CloudError> {
-        let (cloud, seen) = (&self.session.cloud, |step: Step<'_>| shown.step_of_volume(step));
-        match awaited {
-            Some(awaited) => until_done(cloud, node, instance, awaited, self.patience, seen).await.map(drop),
-            None => until_gone(cloud, node, instance, self.patience, seen).await,
-        }
     }
 }
