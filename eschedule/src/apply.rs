@@ -59,7 +59,7 @@ Examples:
   eschedule apply -f shop.yaml            makes web-1, web-2, web-3, db and its volume; again: nothing;
                                           exit code 1 where something differs that it leaves to you (`!`)
   generate | eschedule apply -f -         the same of what comes from standard input
-  eschedule apply -f shop.yaml --wait     the same, and ends when all of it is there
+  eschedule apply -f shop.yaml --wait     the same, and ends when what it asked for is there
   eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more; not volumes:
                                           those go, with all that was written on them, by --prune-volumes";
 
