@@ -75,10 +75,16 @@ pub(crate) fn judge(
         {
             Some(Verdict::Do(Wish::Revert))
         }
-        Verb::Confirm if instance.before.is_some() && !is_of_sizes(situation) => Some(Verdict::Refuse(
-            "it has not its new size; `eschedule resize --revert` gives back what is claimed for it"
-                .to_owned(),
-        )),
+        Verb::Confirm if instance.before.is_some() && !is_of_sizes(situation) => {
+            let resized = status.and_then(|status| resized(instance, request, status));
+            Some(Verdict::Refuse(if resized == Some(Resizing::Done) {
+                // Whether it is well with it nobody can see.
+                format!("it is {situation}; ask again when it is not, `eschedule resize --revert` goes back")
+            } else {
+                "it has not its new size; `eschedule resize --revert` gives back what is claimed for it"
+                    .to_owned()
+            }))
+        }
         _ => None,
     }
 }

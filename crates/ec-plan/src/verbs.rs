@@ -316,7 +316,15 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         (Verb::Stop(_), Situation::Stopped) if request.power.power != Power::Stopped => Situation::Stopping,
         _ => situation,
     };
-    sizes::judge(verb, instance, request, status, situation).unwrap_or_else(|| in_situation(verb, situation))
+    let verdict = sizes::judge(verb, instance, request, status, situation);
+    match verdict.unwrap_or_else(|| in_situation(verb, situation)) {
+        // A guest that was told to end has the time that it was told.
+        Verdict::Do(Wish::Power(wish)) if *verb == Verb::Start && situation == Situation::Stopping => {
+            let grace_seconds = wish.grace_seconds.max(request.power.grace_seconds);
+            Verdict::Do(Wish::Power(PowerWish { grace_seconds, ..wish }))
+        }
+        verdict => verdict,
+    }
 }
 
 /// Why nothing is done to what is locked. By its uuid, which unlocks a volume, too.

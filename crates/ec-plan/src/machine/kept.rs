@@ -198,6 +198,7 @@ fn not_started(facts: &Facts) -> Plan {
             "it ended before its host or its hypervisor was started anew; its restart policy starts it again",
         ),
         Some((State::Stopped, _)) => stopped(facts),
+        Some((State::Suspended, _)) => forgotten(facts),
         // Its disk was missed, say, when it should have been, and is there again.
         Some((State::Active | State::Paused | State::Rescued | State::Error, _))
             if facts.power.wanted == Power::Running && !was_stopped(facts) =>

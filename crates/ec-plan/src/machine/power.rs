@@ -48,7 +48,9 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
         (Power::Running, _) if !facts.observed.volume => return None,
         (Power::Stopped | Power::Paused, RunState::Saved) if !facts.observed.volume => return None,
         // Said before, since of one that runs again nobody could tell any more that it lost its memory.
-        (Power::Running, RunState::Ended(_)) if state(facts) == Some(State::Suspended) => {
+        (Power::Running, RunState::Ended(_) | RunState::NotStarted)
+            if state(facts) == Some(State::Suspended) =>
+        {
             kept::forgotten(facts)
         }
         (Power::Running, RunState::Saved) if is_to_forget(facts) => boot_anew(facts),

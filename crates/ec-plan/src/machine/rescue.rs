@@ -32,6 +32,9 @@ use crate::{Facts, Limits, RecordFacts};
 const SAVED: &str =
     "its memory lies on the node's disk and is of its own disk; `eschedule resume` lets it go on first";
 
+/// Told before it is asked, so that the next agent knows, too, that the guest may be about to end.
+const ASKED: &str = "its guest is asked to end";
+
 /// What is left to do of the wish, or of one that is not wanted any more.
 pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
     known(facts)?;
@@ -96,10 +99,22 @@ fn is_up(facts: &Facts) -> bool {
     matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
 }
 
-/// Whether it runs from its own disk, and was asked to end for the other: it ends.
+/// Whether it runs from its own disk, and was asked to end for the other, perhaps by an agent of before: it ends.
 fn is_ending(facts: &Facts) -> bool {
     let is_its = matches!(state(facts), Some(State::Rescuing | State::Unrescuing));
-    is_its && is_up(facts) && !facts.observed.rescued && facts.asked_to_end.is_some()
+    is_its && is_up(facts) && !facts.observed.rescued && was_asked(facts)
+}
+
+fn was_asked(facts: &Facts) -> bool {
+    known(facts).is_some_and(|status| status.reason.as_deref() == Some(ASKED))
+}
+
+/// Has it end, telling all along that it was asked.
+fn end(facts: &Facts, telling: State) -> Plan {
+    if state(facts) != Some(telling) {
+        return Plan::run(vec![Announce(telling, Some(ASKED.to_owned()))], "waiting for it to end");
+    }
+    end_within(GRACE, facts, telling)
 }
 
 /// The guest runs on until its rescue disk is there.
@@ -108,7 +123,7 @@ fn enter(facts: &Facts) -> Plan {
         return Plan::run(vec![GiveUpRescue(SAVED.to_owned())], SAVED);
     }
     if is_ending(facts) {
-        return end_within(GRACE, facts, State::Rescuing);
+        return end(facts, State::Rescuing);
     }
     if let Some(first) = uncounted(facts) {
         return first;
@@ -124,7 +139,9 @@ fn enter(facts: &Facts) -> Plan {
     }
     effects.push(PrepareRescue);
     match facts.observed.domain {
-        Some(RunState::Running) => effects.push(ShutDown),
+        Some(RunState::Running) => {
+            effects.extend([Announce(State::Rescuing, Some(ASKED.to_owned())), ShutDown]);
+        }
         // It cannot hear.
         Some(RunState::Paused(_)) => effects.extend([PowerOff, EnterRescue]),
         _ => effects.push(EnterRescue),
@@ -135,7 +152,7 @@ fn enter(facts: &Facts) -> Plan {
 /// A guest that runs from its own disk, since the wish was taken back before it was asked to end, runs on.
 fn leave(facts: &Facts) -> Plan {
     if is_ending(facts) {
-        return end_within(GRACE, facts, State::Unrescuing);
+        return end(facts, State::Unrescuing);
     }
     let mut effects = Vec::new();
     if state(facts) != Some(State::Unrescuing) {

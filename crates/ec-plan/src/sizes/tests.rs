@@ -169,10 +169,13 @@ fn a_resize_is_confirmed_when_it_is_done_and_reverted_also_where_it_failed() {
         assert!(matches!(judged(&verb, State::Active, old(), None), Verdict::Refuse(_)), "{verb:?}");
         assert!(matches!(judged(&verb, State::Active, None, told(false)), Verdict::Already(_)), "{verb:?}");
     }
-    for (state, failed) in [(State::Active, true), (State::Error, false), (State::Error, true)] {
+    let (not_so, unseen) = ("has not its new size", "it is in ERROR; ask again when it is not");
+    for (state, failed, reason) in
+        [(State::Active, true, not_so), (State::Error, false, unseen), (State::Error, true, not_so)]
+    {
         assert_eq!(judged(&Verb::Revert, state, old(), told(failed)), Verdict::Do(Wish::Revert));
         let Verdict::Refuse(why) = judged(&Verb::Confirm, state, old(), told(failed)) else { panic!() };
-        assert!(why.contains("has not its new size"), "{why}");
+        assert!(why.contains(reason), "{why}");
     }
     let Verdict::Refuse(why) = judged(&Verb::Stop(0), State::Active, old(), told(false)) else { panic!() };
     assert!(why.contains("`eschedule resize --confirm`"), "{why}");

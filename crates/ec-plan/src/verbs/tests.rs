@@ -386,6 +386,21 @@ fn a_start_takes_a_stop_back_that_is_not_carried_out_yet() {
 }
 
 #[test]
+fn a_start_leaves_a_guest_the_time_to_end_that_it_was_told() {
+    let stopping = status(State::Stopping, 1, true);
+    for (told, has) in [(1800, 1800), (0, 60)] {
+        let stop = PowerWish { grace_seconds: told, ..wish(Power::Stopped, 2, false) };
+        let verdict = judge(&Verb::Start, &instance(None), &request(stop), Some(&stopping));
+        let Verdict::Do(Wish::Power(wish)) = verdict else { panic!("{verdict:?}") };
+        assert_eq!((wish.power, wish.grace_seconds), (Power::Running, has));
+    }
+    let stop = PowerWish { grace_seconds: 1800, ..wish(Power::Stopped, 2, false) };
+    let stopped = status(State::Stopped, 2, true);
+    let verdict = judge(&Verb::Start, &instance(None), &request(stop), Some(&stopped));
+    assert!(matches!(&verdict, Verdict::Do(Wish::Power(wish)) if wish.grace_seconds == 60), "{verdict:?}");
+}
+
+#[test]
 fn a_stop_of_what_ended_by_itself_is_wished_since_its_policy_would_start_it_again() {
     let stop = |power| {
         let stopped = status(State::Stopped, 2, true);

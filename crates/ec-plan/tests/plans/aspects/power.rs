@@ -55,6 +55,11 @@ fn who_shall_run_is_started_let_go_on_or_noted() {
         (runs(State::Stopped, ended), start()),
         (runs(State::Stopped, NOT_STARTED), start()),
         (runs(State::Suspended, SAVED), start()),
+        (runs(State::Suspended, NOT_STARTED), Tells(State::Stopped, "its saved memory is gone", &[])),
+        (
+            Facts { power: PowerFacts::default(), ..runs(State::Suspended, NOT_STARTED) },
+            Tells(State::Stopped, "its saved memory is gone", &[]),
+        ),
         (runs(State::Suspended, ended), Tells(State::Stopped, "its saved memory is gone", &[])),
         (
             Facts { power: PowerFacts::default(), ..runs(State::Suspended, ended) },

@@ -57,6 +57,14 @@ fn otherwise(facts: Facts) -> Facts {
     Facts { observed: Observed { rescued: !facts.observed.rescued, ..facts.observed }, ..facts }
 }
 
+/// Of a guest that is asked to end, which is told before it is.
+const ASKED: &str = "its guest is asked to end";
+
+fn asks(first: &[Effect]) -> Expect {
+    let asked = [Announce(State::Rescuing, Some(ASKED.to_owned())), ShutDown];
+    Runs([first, &asked].concat().leak())
+}
+
 const DONE: Was = Some((1, false));
 const FAILED: Was = Some((1, true));
 
@@ -87,27 +95,32 @@ fn what_was_told_to_fail_while_nobody_could_read_the_record_stays_undone() {
 fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
     let open = |state, domain| rescues(Some(1), None, None, state, domain);
     let paused = Some(RunState::Paused(Pause::ByHand));
+    // By an agent of before.
+    let was_asked = |mut facts: Facts| {
+        let StatusFacts::Known(status) = &mut facts.status else { panic!() };
+        status.reason = Some(ASKED.to_owned());
+        facts
+    };
     let asked = |first, last, facts| {
         let [first, last] = [first, last].map(Duration::from_secs);
-        Facts { asked_to_end: Some(Asked { first, last }), ..facts }
+        Facts { asked_to_end: Some(Asked { first, last }), ..was_asked(facts) }
     };
     let waits = |seconds| Waits(Until::After(Duration::from_secs(seconds)));
     all([
-        (open(State::Active, RUNS), Runs(&[Announce(State::Rescuing, None), PrepareRescue, ShutDown])),
+        (open(State::Active, RUNS), asks(&[Announce(State::Rescuing, None), PrepareRescue])),
         // It does not hear.
         (
             open(State::Paused, paused),
             Runs(&[Announce(State::Rescuing, None), PrepareRescue, PowerOff, EnterRescue]),
         ),
-        (open(State::Rescuing, RUNS), Runs(&[PrepareRescue, ShutDown])),
+        (open(State::Rescuing, RUNS), asks(&[PrepareRescue])),
+        (was_asked(open(State::Rescuing, RUNS)), Runs(&[ShutDown])),
         (asked(1, 1, open(State::Rescuing, RUNS)), waits(9)),
         (asked(20, 10, open(State::Rescuing, RUNS)), Runs(&[ShutDown])),
         (asked(60, 1, open(State::Rescuing, RUNS)), Runs(&[PowerOff])),
         // Taken back since it was asked, it ends all the same, and is started from its own disk.
-        (
-            asked(1, 1, rescues(None, None, None, State::Rescuing, RUNS)),
-            Runs(&[Announce(State::Unrescuing, None)]),
-        ),
+        (asked(1, 1, rescues(None, None, None, State::Rescuing, RUNS)), Tells(State::Unrescuing, ASKED, &[])),
+        (was_asked(rescues(None, None, None, State::Unrescuing, RUNS)), Runs(&[ShutDown])),
         (asked(1, 1, rescues(None, None, None, State::Unrescuing, RUNS)), waits(9)),
         (asked(60, 1, rescues(None, None, None, State::Unrescuing, RUNS)), Runs(&[PowerOff])),
         (open(State::Rescuing, ENDED), Runs(&[PrepareRescue, EnterRescue])),
@@ -119,7 +132,7 @@ fn a_guest_runs_until_its_rescue_disk_is_there_and_is_ended_then() {
         (otherwise(open(State::Rescuing, RUNS)), Runs(&[PowerOff])),
         // Once it is ended, placement has to have room to start it again.
         (with(Allocation::Absent, open(State::Active, RUNS)), Runs(&[Claim])),
-        (with(Allocation::Absent, open(State::Rescuing, RUNS)), Runs(&[PrepareRescue, ShutDown])),
+        (with(Allocation::Absent, open(State::Rescuing, RUNS)), asks(&[PrepareRescue])),
     ]);
     let Next::Run(effects) = plan(&open(State::Suspended, SAVED), &LIMITS).next else { panic!() };
     assert!(
@@ -144,7 +157,7 @@ fn a_rescue_disk_that_was_begun_goes_where_nobody_wishes_one() {
         // It is wished, or was, and in force.
         (
             facts(Some(1), None, None, State::Active, RUNS),
-            Runs(&[Announce(State::Rescuing, None), PrepareRescue, ShutDown]),
+            asks(&[Announce(State::Rescuing, None), PrepareRescue]),
         ),
         (facts(Some(1), DONE, DONE, State::Rescued, RUNS), Settled),
         (rescues(None, None, None, State::Active, RUNS), Settled),
