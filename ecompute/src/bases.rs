@@ -38,6 +38,10 @@ fn recorded(records: &RecordDir) -> Result<HashSet<String>, String> {
 
 /// What the disks in this directory stand on, and whatever else lies beside them.
 fn under(disks: &Path) -> Result<HashSet<String>, String> {
+    // There is one wherever an agent is: this one's file system is not mounted.
+    if !disks.is_dir() {
+        return Err(format!("{} is not there", disks.display()));
+    }
     let mut digests = HashSet::new();
     for path in files_of(disks)? {
         match base_in(&path) {

@@ -351,6 +351,7 @@ impl Pool {
 
     /// Puts a disk that is whole in the place of another, or of none, in one step, which lasts.
     pub(crate) fn put_in_place(&self, connect: &Connect, from: &Path, to: &Path) -> Result<(), CallError> {
+        let old = behind(to)?;
         let whole = std::fs::File::open(from).and_then(|file| file.sync_all());
         match whole.and_then(|()| std::fs::rename(from, to)) {
             Ok(()) => {}
@@ -360,7 +361,8 @@ impl Pool {
             Err(error) => return Err(CallError::io("put in place", from, &error)),
         }
         // It is there from here on, whatever else fails: nobody is to hear that the other one was kept.
-        let told = keep_names(&self.path).and_then(|()| self.tell(&self.open(connect)?));
+        let gone = old.map_or(Ok(()), |old| remove_file(&old));
+        let told = gone.and_then(|()| keep_names(&self.path)).and_then(|()| self.tell(&self.open(connect)?));
         told.map_err(|error| match error {
             CallError::Libvirt(error) => CallError::NotNow(error.message().to_owned()),
             CallError::Refused(why) | CallError::NotNow(why) => CallError::NotNow(why),
@@ -492,6 +494,9 @@ impl Pool {
 
     /// By libvirt what that knows of it, its disk first; then by hand whatever is left.
     fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
+        for file in self.files_of(instance)? {
+            behind(&file)?.map_or(Ok(()), |disk| remove_file(&disk))?;
+        }
         if let Some(pool) = pool {
             // Of its disk libvirt may know also where the file is gone.
             delete(pool, &volume_name(instance))?;
@@ -575,6 +580,18 @@ pub(crate) fn second_disk(come: &Path) -> CallError {
 pub(crate) fn keep_names(directory: &Path) -> Result<(), CallError> {
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(|error| CallError::io("write", directory, &error))
+}
+
+/// The disk that a link in the pool leads to: somebody has it elsewhere. None where it is no link, or leads nowhere.
+fn behind(path: &Path) -> Result<Option<PathBuf>, CallError> {
+    if !path.is_symlink() {
+        return Ok(None);
+    }
+    match path.canonicalize() {
+        Ok(disk) => Ok(disk.is_file().then_some(disk)),
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(CallError::io("follow", path, &error)),
+    }
 }
 
 /// What is not there is not an error.

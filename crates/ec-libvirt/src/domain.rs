@@ -99,14 +99,29 @@ pub(crate) fn is_rescued(domain: &Domain, mark: &Mark, state: RunState) -> Resul
     })
 }
 
-/// Whether the memory that was saved with the domain is of a guest that was up from its rescue disk. What a power cut left of it tells
-/// nothing, and libvirt throws it away at the next start: no look may fail for it.
-fn was_rescued(domain: &Domain) -> Result<bool, Error> {
-    match saved_xml(domain) {
-        Ok(document) => Ok(xml::is_rescued(&document)),
-        Err(error) if has_code(&error, ErrorNumber::NoDomain) || is_connection_error(&error) => Err(error),
-        Err(_) => Ok(false),
+/// Whether the guest goes on from memory that was saved with the domain: not from what a power cut left of it, which libvirt throws
+/// away at the next start.
+fn is_saved(domain: &Domain) -> Result<bool, Error> {
+    let is_torn = || saved_xml(domain).is_err_and(|error| has_code(&error, ErrorNumber::OperationFailed));
+    Ok(domain.has_managed_save(0)? && !is_torn())
+}
+
+/// The document of the guest whose memory was saved with the domain; none where that tells nothing.
+pub(crate) fn saved_document(domain: &Domain) -> Result<Option<String>, Error> {
+    if !domain.has_managed_save(0)? {
+        return Ok(None);
     }
+    match saved_xml(domain) {
+        Ok(document) => Ok(Some(document)),
+        Err(error) if has_code(&error, ErrorNumber::NoDomain) || is_connection_error(&error) => Err(error),
+        Err(_) => Ok(None),
+    }
+}
+
+/// Whether the memory that was saved with the domain is of a guest that was up from its rescue disk. What a power cut left of it tells
+/// nothing: no look may fail for it.
+fn was_rescued(domain: &Domain) -> Result<bool, Error> {
+    Ok(saved_document(domain)?.is_some_and(|document| xml::is_rescued(&document)))
 }
 
 /// An error where a guest is up from its rescue disk; memory that was saved of such a guest goes.
@@ -124,7 +139,7 @@ pub(crate) fn leave_rescue(connect: &Connect, node: NodeId, instance: InstanceId
             _ => Ok(()),
         };
     }
-    if domain.has_managed_save(0)? && was_rescued(&domain)? {
+    if was_rescued(&domain)? {
         domain.managed_save_remove(0)?;
     }
     Ok(())
@@ -163,7 +178,7 @@ pub(crate) fn run_state(domain: &Domain, room: impl FnOnce() -> bool) -> Result<
     let state = match state {
         Enum::Known(DomainState::Shutoff) => match reason {
             // libvirtd forgets the reason when it is started anew, and the file stays.
-            _ if domain.has_managed_save(0)? => RunState::Saved,
+            _ if is_saved(domain)? => RunState::Saved,
             Enum::Known(DomainStateReason::Shutoff(Enum::Known(why))) => shut_off(why),
             _ => RunState::Ended(End::Unknown),
         },

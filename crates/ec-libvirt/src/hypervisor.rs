@@ -452,6 +452,8 @@ impl Hypervisor for LibvirtHypervisor {
             domain::forget_memory(connect, node, instance)?;
             // From the looks to the end no guest is started on the one that goes.
             let _kept = pool.keep_from_writing(instance)?;
+            // Who writes it already holds the same kind of lock.
+            volumes::refuse_written(&pool, instance)?;
             // A domain has a disk of its own; what has none may be a volume of one.
             if let Found::Nothing = domain::find(connect, node, instance)?
                 && let Some(user) = volumes::user_of(connect, &pool, instance)?

@@ -66,7 +66,11 @@ impl Has {
 /// The disks of instances that a domain has in one of its documents, its own among them. A volume's has its uuid as its serial number,
 /// wherever somebody moved it.
 fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Has>, CallError> {
-    let files = xml::disk_files(&domain.xml_desc(which.flags().0)?).map_err(CallError::Refused)?;
+    has_of(&domain.xml_desc(which.flags().0)?, pool)
+}
+
+fn has_of(document: &str, pool: &Pool) -> Result<Vec<Has>, CallError> {
+    let files = xml::disk_files(document).map_err(CallError::Refused)?;
     let owned = files.into_iter().filter_map(|DiskFile { file, device, serial }| {
         let volume = pool.owner(&file).or_else(|| serial?.parse().ok())?;
         Some(Has { attachment: Attachment { volume, device }, file })
@@ -196,8 +200,19 @@ fn uses(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Vec<Use>, 
             let has = has.into_iter().find(|has| has.attachment.volume == volume);
             uses.extend(has.map(|has| Use { domain: domain.clone(), instance, which, has }));
         }
+        let has = saved_with(&domain, pool)?.into_iter().find(|has| has.attachment.volume == volume);
+        uses.extend(has.map(|has| Use { domain, instance, which: Which::Next, has }));
     }
     Ok(uses)
+}
+
+/// The disks of instances that the guest has whose memory is saved with the domain, whatever its next start would have.
+fn saved_with(domain: &Domain, pool: &Pool) -> Result<Vec<Has>, CallError> {
+    match domain::saved_document(domain) {
+        Ok(Some(document)) => has_of(&document, pool),
+        Ok(None) => Ok(Vec::new()),
+        Err(error) => Ok(absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()),
+    }
 }
 
 /// One whose guest is up with it, where there is any.

@@ -4,6 +4,7 @@
 
 use std::{
     future::Future,
+    io::Write,
     sync::{Arc, OnceLock},
     time::Duration,
 };
@@ -16,7 +17,7 @@ use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
     testing::{LibvirtServer, assert_valid, base_image, tiny_image},
 };
-use ec_model::{AddressSource, Attachment, BaseImage, CopyOf, DiskFormat, InstanceId, NodeId, Workload};
+use ec_model::{AddressSource, Attachment, BaseImage, CopyOf, DiskFormat, End, InstanceId, NodeId, Workload};
 use tokio::time::{Instant, sleep, timeout};
 use uuid::Uuid;
 
@@ -189,8 +190,16 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     std::fs::rename(&elsewhere, &hidden).unwrap();
     let listed = ours.list().await.unwrap();
     assert!(!ours.observe(volume).await.unwrap().volume && !listed.get(&volume).is_some_and(|it| it.volume));
-    std::fs::remove_file(file(own, volume)).unwrap();
-    std::fs::rename(&hidden, file(own, volume)).unwrap();
+    // What lies behind it goes with what takes its place, and with its end.
+    std::fs::rename(&hidden, &elsewhere).unwrap();
+    ours.create_successor(volume, &VolumeSource::Image(base()), None).await.unwrap();
+    ours.replace_overlay(volume).await.unwrap();
+    assert!(!elsewhere.exists() && !file(own, volume).is_symlink());
+    let linked = create(&VolumeSource::Empty).await;
+    std::fs::rename(file(own, linked), &elsewhere).unwrap();
+    std::os::unix::fs::symlink(&elsewhere, file(own, linked)).unwrap();
+    ours.destroy(linked).await.unwrap();
+    assert!(!elsewhere.exists() && !file(own, linked).is_symlink());
     let of_image = create(&VolumeSource::Image(base())).await;
     assert!(failure(ours.hand_over(of_image, node).await).contains("stands on an image"));
     for volume in [volume, of_image] {
@@ -517,7 +526,7 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
 
 /// libvirt itself throws such memory away at the next start.
 #[tokio::test(flavor = "multi_thread")]
-async fn saved_memory_that_a_power_cut_left_in_halves_hides_no_guest() {
+async fn saved_memory_that_a_power_cut_left_in_halves_is_none_and_hides_no_guest() {
     let test = Test::new(|_| ()).await;
     let (hypervisor, instance) = (&test.hypervisor, fresh());
     hypervisor.prepare().await.unwrap();
@@ -527,8 +536,17 @@ async fn saved_memory_that_a_power_cut_left_in_halves_hides_no_guest() {
     hypervisor.save(instance).await.unwrap();
     let saved = test.server.as_ref().unwrap().directory().join("var/lib/libvirt/qemu/save");
     let saved = std::fs::File::options().write(true).open(saved.join(format!("{instance}.save")));
-    saved.unwrap().set_len(0).unwrap();
     assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Saved));
+    let mut saved = saved.unwrap();
+    // As libvirt begins to write it; and not even that.
+    saved.write_all(b"LibvirtQemudPart").unwrap();
+    for is_empty in [false, true] {
+        if is_empty {
+            saved.set_len(0).unwrap();
+        }
+        let seen = hypervisor.observe(instance).await.unwrap().domain;
+        assert_eq!(seen, Some(RunState::Ended(End::Unknown)), "its memory is gone");
+    }
     assert!(hypervisor.list().await.unwrap().contains_key(&instance), "and nobody else is hidden");
     hypervisor.drop_rescue(instance).await.unwrap();
     hypervisor.start(instance).await.unwrap();
@@ -861,9 +879,9 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_not_deleted() {
+async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_neither_deleted_nor_replaced() {
     use std::{
-        io::{BufRead, BufReader, Write},
+        io::{BufRead, BufReader},
         process::{Command, Stdio},
     };
 
@@ -885,9 +903,12 @@ async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_not_deleted() {
     let mut line = String::new();
     BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.contains("wrote 512/512"), "{line}");
-    for refused in
-        [hypervisor.destroy(volume).await, hypervisor.hand_over(volume, NodeId::new(Uuid::new_v4())).await]
-    {
+    hypervisor.create_successor(volume, &VolumeSource::Image(base()), None).await.unwrap();
+    for refused in [
+        hypervisor.destroy(volume).await,
+        hypervisor.hand_over(volume, NodeId::new(Uuid::new_v4())).await,
+        hypervisor.replace_overlay(volume).await,
+    ] {
         let why = refused.unwrap_err().to_string();
         assert!(why.contains("is written by somebody"), "{why}");
     }
