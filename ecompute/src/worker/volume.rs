@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ec_hypervisor::HypervisorError;
 use ec_metadata::InstanceRecord;
-use ec_model::{Attachment, Handover, Resized, State, Status};
+use ec_model::{Attachment, Handover, Rebuilt, Resized, State, Status};
 use ec_plan::{
     RecordFacts,
     engine::{Change, Held},
@@ -94,6 +94,7 @@ impl Worker {
             if self.parts.hypervisor.observe(instance).await?.volume {
                 self.touched_hypervisor = true;
                 self.keep_record().await?;
+                self.note_ended_rebuild().await?;
                 tracing::info!("RECEIVED VOLUME {instance}");
                 return Ok(());
             }
@@ -105,6 +106,18 @@ impl Worker {
             self.announce(State::Error, Some(format!("{NOT_HANDED_OVER}; it is waited for on"))).await?;
         }
         Err(Stop::Retry(NOT_HANDED_OVER.to_owned()))
+    }
+
+    /// Of a volume that came: what was wished to be made anew of it had come to its end before, or it would not have come. An older
+    /// etcd wishes it again. Told before it is told to be there: until then it counts as being made anew.
+    async fn note_ended_rebuild(&mut self) -> Result<(), Stop> {
+        let Some(wished_at) = self.request()?.rebuild.as_ref().map(|wish| wish.wished_at) else {
+            return Ok(());
+        };
+        let record = self.own_record().await?;
+        self.put_record(InstanceRecord { rebuilt: Some(Rebuilt { wished_at, failed: None }), ..record })
+            .await?;
+        self.note_rebuild().await
     }
 
     /// Grows a volume, which its guest may go on using meanwhile.

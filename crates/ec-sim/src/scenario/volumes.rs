@@ -63,7 +63,7 @@ pub(super) const ALL: &[Scenario] = &[
     .on_shared_storage(),
     Scenario::new(
         "volume-made-anew-and-moved",
-        "on shared storage a volume is made anew of another, which is refused while its guest runs, and then goes to another node, where it is not made anew again",
+        "on shared storage a volume is made anew of another, which is refused while its guest runs, and then goes to another node and back: it is not made anew again, also where an older etcd wishes that",
         |stage| Box::pin(made_anew_and_moved(stage)),
     )
     .on_nodes(2)
@@ -603,15 +603,23 @@ async fn made_anew_and_moved(stage: Stage) {
     let refused = user.remakes(volume, &of).await.err();
     stage.demand(refused.is_some_and(|why| why.contains("is not stopped")), "it is refused").await;
     taken(&stage, volume, guest).await;
+    for node in [1, 2] {
+        stage.node(node).hypervisor.set_latency(Operation::ReplaceOverlay, Duration::from_secs(5));
+    }
     stage.demand(user.remakes(volume, &of).await.is_ok(), "it is made anew").await;
+    let before = stage.back_up();
     let done = || -> u64 {
         let made = |node: usize| stage.node(node).hypervisor.effects(Operation::ReplaceOverlay, volume);
         made(1) + made(2)
     };
     stage.until(volume, "made anew", |is| there(is) && done() == 1).await;
     stage.pass(5).await;
-    let other = stage.node(other_than_of(&stage, volume)).node;
-    stage.demand(user.moves(volume, other).await.is_ok(), "it goes").await;
+    for way in ["it goes", "it comes back"] {
+        let other = stage.node(other_than_of(&stage, volume)).node;
+        stage.demand(user.moves(volume, other).await.is_ok(), way).await;
+        stage.stays(volume, 120, "there", there).await;
+    }
+    stage.restore(&before);
     stage.stays(volume, 120, "there", there).await;
     stage.demand(done() == 1, "it was made anew once").await;
 }
