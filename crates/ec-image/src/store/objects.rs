@@ -191,13 +191,17 @@ impl ImageStore {
     /// Whether all bytes of an image are there: an object gets its name once it is whole.
     ///
     /// # Errors
-    /// The store cannot be asked.
+    /// The store cannot be asked, or is a directory with nothing in it.
     pub async fn has_whole(&self, image: &Image) -> Result<bool, StoreFailure> {
         let name = self.object(image)?;
         match &self.place {
             Place::Directory(directory) => {
                 let path = directory.join(&name);
-                path.try_exists().map_err(|source| StoreFailure::File { doing: "look for", path, source })
+                match path.try_exists() {
+                    // Where it is not mounted nobody knows.
+                    Ok(false) => self.attend(std::slice::from_ref(image)).map(|()| false),
+                    there => there.map_err(|source| StoreFailure::File { doing: "look for", path, source }),
+                }
             }
             Place::S3 { s3, prefix, url } => {
                 let key = key(prefix, &name);
@@ -381,8 +385,8 @@ mod tests {
         }
     }
 
-    #[test]
-    fn an_empty_directory_in_which_images_are_to_lie_is_not_the_store() {
+    #[tokio::test]
+    async fn an_empty_directory_in_which_images_are_to_lie_is_not_the_store() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("store");
         let url = format!("file://{}", path.display());
@@ -395,8 +399,16 @@ mod tests {
         assert!(why.contains("1 image(s)") && why.contains("is its file system mounted?"), "{why}");
         fs::create_dir(&path).unwrap();
         assert!(store.attend(&ours).is_err(), "a mount point is there");
+        let name = store.name(&ours[0].url).unwrap();
+        assert!(
+            store.has_whole(&ours[0]).await.is_err(),
+            "and nobody knows what lies on what is not mounted"
+        );
         fs::write(path.join("one"), "").unwrap();
         store.attend(&ours).unwrap();
+        assert!(!store.has_whole(&ours[0]).await.unwrap());
+        fs::write(path.join(name), "").unwrap();
+        assert!(store.has_whole(&ours[0]).await.unwrap());
     }
 
     #[tokio::test(start_paused = true)]
