@@ -133,8 +133,9 @@ pub(crate) async fn destroy(
     let ask = async |instance, selectors: &[LabelSelector]| {
         ask_to_go(session, instance, selectors, &patience).await
     };
-    let wait = async |done: Done, (instance, node, timeout), shown: &Shown| {
-        let gone = until_gone(&session.cloud, node, instance, timeout, |step| shown.step(step));
+    let wait = async |done: Done, (instance, node), shown: &Shown| {
+        let left = patience.left().unwrap_or_default();
+        let gone = until_gone(&session.cloud, node, instance, left, |step| shown.step(step));
         patience.wait(session, instance, gone).await?;
         Ok(done.being("DESTROYED"))
     };
@@ -148,10 +149,10 @@ pub(crate) fn tell_later(node: NodeId, alive: bool, what: &str) {
     }
 }
 
-/// How long an outcome is waited for.
+/// How long outcomes are waited for, all of one command together.
 pub(crate) struct Patience {
-    /// None where it is not waited for at all.
-    pub(crate) timeout: Option<Duration>,
+    /// None where they are not waited for at all.
+    until: Option<Instant>,
     /// Whether somebody pressed Ctrl-C.
     pub(crate) stop: CancellationToken,
 }
@@ -164,7 +165,13 @@ impl Patience {
 
     /// The same of who listens for signals already.
     pub(crate) fn until(waiting: Waiting, stop: CancellationToken) -> Self {
-        Self { timeout: waiting.wait.then_some(Duration::from_secs(waiting.timeout)), stop }
+        let until = Instant::now() + Duration::from_secs(waiting.timeout);
+        Self { until: waiting.wait.then_some(until), stop }
+    }
+
+    /// How much of that is left; none where nothing is waited for at all.
+    pub(crate) fn left(&self) -> Option<Duration> {
+        self.until.map(|until| until.saturating_duration_since(Instant::now()))
     }
 
     /// What comes of something that was asked of an instance, unless somebody does not wait any more.
@@ -371,8 +378,8 @@ pub(crate) async fn own_name_of(cloud: &Cloud, instance: InstanceId) -> Option<S
     (meant == Some(instance)).then_some(name)
 }
 
-/// What is waited for of an instance on a node, and how long.
-type Awaiting = (InstanceId, NodeId, Awaited, Duration);
+/// What is waited for of an instance on a node.
+type Awaiting = (InstanceId, NodeId, Awaited);
 
 /// Asks it of one.
 async fn ask_of(
@@ -387,7 +394,7 @@ async fn ask_of(
         tell(&format!("eschedule: {instance}: {why}"));
     }
     tell_later(node, node_alive || awaited.is_none(), &format!("it is done to {instance}"));
-    let awaited = awaited.zip(patience.timeout).map(|(awaited, timeout)| (instance, node, awaited, timeout));
+    let awaited = awaited.filter(|_| patience.left().is_some()).map(|awaited| (instance, node, awaited));
     let done = Done {
         instance: Some(instance),
         node: Some(node),
@@ -407,11 +414,11 @@ async fn ask_of(
 async fn come_to(
     session: &Session,
     verb: &Verb,
-    (instance, node, awaited, timeout): Awaiting,
+    (instance, node, awaited): Awaiting,
     shown: &Shown,
     patience: &Patience,
 ) -> Result<String, Failure> {
-    let until = Instant::now() + timeout;
+    let left = || patience.left().unwrap_or_default();
     // How it stood before tells nothing of what is under way, and how it stands at the end the result does.
     let seen = |step: ec_cloud::Step<'_>| match step {
         ec_cloud::Step::Status(status) if output::mood_of(status.state) != Some(Mood::UnderWay) => {}
@@ -419,12 +426,11 @@ async fn come_to(
     };
     let cloud = &session.cloud;
     let outcome = async {
-        let status = until_done(cloud, node, instance, awaited, timeout, seen).await?;
-        let left = until.saturating_duration_since(Instant::now());
+        let status = until_done(cloud, node, instance, awaited, left(), seen).await?;
         // Who waits for a guest that runs wants to reach it.
         match status.state {
             State::Starting if !matches!(awaited, Awaited::Heard(_)) => {
-                until_active(cloud, node, instance, left, seen).await
+                until_active(cloud, node, instance, left(), seen).await
             }
             _ => Ok(status),
         }
@@ -466,7 +472,7 @@ async fn ask_to_go(
     instance: InstanceId,
     selectors: &[LabelSelector],
     patience: &Patience,
-) -> Result<(Done, Option<(InstanceId, NodeId, Duration)>), Failure> {
+) -> Result<(Done, Option<(InstanceId, NodeId)>), Failure> {
     let doomed = destroy_selected(&session.cloud, instance, selectors).await;
     let (node, alive) = match doomed.map_err(|error| session.failed(error))? {
         Doomed::By { node, alive } => (Some(node), alive),
@@ -478,7 +484,7 @@ async fn ask_to_go(
         return Ok((Done { state: Some("DESTROYED".to_owned()), line, ..done }, None));
     };
     tell_later(node, alive, &format!("{instance} is destroyed"));
-    Ok((done.being("DESTROYING"), patience.timeout.map(|timeout| (instance, node, timeout))))
+    Ok((done.being("DESTROYING"), patience.left().map(|_| (instance, node))))
 }
 
 #[cfg(test)]
@@ -494,7 +500,7 @@ mod tests {
         let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
         let settings = Settings::load(Some(Path::new(shipped))).map_err(|failure| failure.message).unwrap();
         let session = Session::open(settings).await.map_err(|failure| failure.message).unwrap();
-        let patience = Patience { timeout: None, stop: CancellationToken::new() };
+        let patience = Patience { until: None, stop: CancellationToken::new() };
         patience.stop.cancel();
         let instances = Instances { instances: vec!["one".into(), "two".into()], ..Instances::default() };
         let ask = async |_, _: &[LabelSelector]| panic!("it was asked");

@@ -309,9 +309,9 @@ pub(crate) enum Command {
     Act(Act),
     /// Give an instance another size on its node, by a flavor or a resources query; then confirm or revert that, also of several
     ///
-    /// A larger disk grows while the guest runs, and none ever shrinks. For other processors or memory the guest is asked to
-    /// end, ended after 60 s, and started again. What it had before stays claimed beside until --confirm forgets it or
-    /// --revert goes back to it.
+    /// A larger disk grows while the guest runs, and none ever shrinks. More processors or memory it is given while it runs where libvirt
+    /// can; else it is asked to end, ended after 60 s, and started again. What it had before stays claimed beside until --confirm
+    /// forgets it or --revert goes back to it.
     #[command(after_help = act::RESIZES, override_usage = act::RESIZE_USAGE)]
     Resize(Resizing),
     #[command(flatten)]

@@ -203,7 +203,7 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             let (name, image) = (cli.spec.name.as_deref(), cli.image.as_deref());
             let guest =
                 spec::read(&session, name, &spec::CLASSIC, &cli.spec.given, image, &query.total()).await?;
-            run::schedule(&session, &query, &guest, &cli.place, &[], cli.waiting, output).await
+            run::schedule(&session, &query, &guest, &cli.place, cli.waiting, output).await
         }
         (_, Some(instance)) => {
             if cli.image.is_some() {

@@ -230,8 +230,12 @@ async fn vnc(session: &Session, instance: InstanceId) -> Result<(), Failure> {
         let shown = async {
             let (viewer, _) = port.accept().await.map_err(failed)?;
             viewer.set_nodelay(true).ok();
-            let mut stream = Stream::open(session, instance, AccessKind::Vnc).await?;
-            show(&mut stream, viewer).await
+            // It may run no more, or not yet again; the next viewer finds it where this one did.
+            let shown = async {
+                let mut stream = Stream::open(session, instance, AccessKind::Vnc).await?;
+                show(&mut stream, viewer).await
+            };
+            Ok::<_, Failure>(shown.await.unwrap_or_else(|failure| Some(failure.message)))
         };
         tokio::select! {
             shown = shown => ended(shown?),

@@ -166,30 +166,24 @@ pub(crate) async fn run(session: &Session, run: Run, output: Output) -> Result<(
     };
     let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
     let (image, size) = (run.image.as_deref(), query.total());
-    let guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, image, &size).await?;
+    let mut guest = spec::read(session, Some(&run.name), &spec::RUN, &run.given, image, &size).await?;
     let query = if run.flavor.is_some() { sized(query, &guest)? } else { query };
-    let mut volumes = Vec::new();
     for text in &run.volume {
         let volume = resolve_volume(&session.cloud, text).await?;
-        if guest.boot == Some(volume) || volumes.contains(&volume) {
+        if guest.boot == Some(volume) || guest.volumes.contains(&volume) {
             return Err(Failure::usage(format!("--volume: `{text}` is named twice")));
         }
-        volumes.push(volume);
+        guest.volumes.push(volume);
     }
-    let place = match volumes[..] {
+    let place = match guest.volumes[..] {
         [] => run.place,
-        _ => beside_volumes(session, &volumes, &guest, run.place).await?,
+        _ => beside_volumes(session, &guest, run.place).await?,
     };
-    schedule(session, &query, &guest, &place, &volumes, run.waiting, output).await
+    schedule(session, &query, &guest, &place, run.waiting, output).await
 }
 
-/// The same place where an instance can have these volumes.
-async fn beside_volumes(
-    session: &Session,
-    volumes: &[InstanceId],
-    guest: &Guest,
-    place: Place,
-) -> Result<Place, Failure> {
+/// The same place where an instance can have its volumes.
+async fn beside_volumes(session: &Session, guest: &Guest, place: Place) -> Result<Place, Failure> {
     let cloud = &session.cloud;
     let wanted = match (&place.node, guest.boot) {
         (Some(node), _) => Some(node_named(cloud, node).await?),
@@ -197,7 +191,7 @@ async fn beside_volumes(
         (None, Some(boot)) => ec_cloud::volume(cloud, boot).await?.node,
         (None, None) => None,
     };
-    Ok(place.on(ec_cloud::node_with(cloud, volumes, wanted).await?))
+    Ok(place.on(ec_cloud::node_with(cloud, &guest.volumes, wanted).await?))
 }
 
 /// A flavor's room for a guest: one that boots from a volume has no disk of its own.
@@ -239,7 +233,6 @@ pub(crate) async fn schedule(
     query: &ResourceQuery,
     guest: &Guest,
     place: &Place,
-    volumes: &[InstanceId],
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
@@ -265,40 +258,31 @@ pub(crate) async fn schedule(
         print(&format!("NOTIFIED TARGET, {node}, OF INSTANCE {instance}")).map_err(requested)?;
     }
     let patience = Patience::until(waiting, stop.clone());
-    let mut attached = Vec::new();
-    for volume in volumes {
-        let acted = volume::give(session, *volume, instance, None, &patience).await.map_err(|failure| {
-            requested(with(failure, &format!("`eschedule volume attach {volume} {instance}` tries it again")))
-        })?;
-        attached.push(acted);
-    }
     let made = Made {
         instance: Some(instance),
         node: Some(node),
         request_id: session.cloud.request_id,
         ..Made::default()
     };
-    let (state, ip) = if let Some(timeout) = patience.timeout {
-        let outcome = tokio::select! {
-            outcome = wait_for_active(session, node, instance, timeout) => {
-                outcome.map_err(|error| session.failed(error))
+    let outcome = async {
+        let attached = given(session, &patience, guest, instance).await.map_err(requested)?;
+        let Some(timeout) = patience.left() else { return Ok((State::Scheduled, None)) };
+        let status = tokio::select! {
+            status = wait_for_active(session, node, instance, timeout) => {
+                status.map_err(|error| session.failed(error))?
             }
-            () = stop.cancelled() => Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
+            () = stop.cancelled() => return Err(Failure { code: INTERRUPTED, message: going_on(instance) }),
         };
-        let outcome = match outcome {
-            Ok(status) => had(session, &patience, instance, &attached).await.map(|()| status),
-            Err(failure) => Err(failure),
-        };
-        match outcome {
-            Ok(status) => (status.state, status.ip),
-            Err(failure) => {
-                let made = Made { error: Some(failure.message.clone()), ..made };
-                output.print_fields(&made).map_err(requested)?;
-                return Err(failure);
-            }
+        had(session, &patience, instance, &attached).await?;
+        Ok((status.state, status.ip))
+    };
+    let (state, ip) = match outcome.await {
+        Ok(outcome) => outcome,
+        Err(failure) => {
+            let made = Made { error: Some(failure.message.clone()), ..made };
+            output.print_fields(&made).map_err(requested)?;
+            return Err(failure);
         }
-    } else {
-        (State::Scheduled, None)
     };
     let made = Made { state: Some(state), ip, ..made };
     let name = || vec![called(guest.naming.of(instance).as_ref(), instance)];
@@ -308,6 +292,23 @@ pub(crate) async fn schedule(
         return Err(Failure { code: INTERRUPTED, message: going_on(instance) });
     }
     Ok(())
+}
+
+/// Has an instance have its volumes: those that lie on its node were requested with it, others come there.
+async fn given(
+    session: &Session,
+    patience: &Patience,
+    guest: &Guest,
+    instance: InstanceId,
+) -> Result<Vec<Acted>, Failure> {
+    let mut attached = Vec::new();
+    for volume in &guest.volumes {
+        let acted = volume::give(session, *volume, instance, None, patience).await.map_err(|failure| {
+            with(failure, &format!("`eschedule volume attach {volume} {instance}` tries it again"))
+        })?;
+        attached.push(acted);
+    }
+    Ok(attached)
 }
 
 /// Waits until an instance that is up has what was given to it.

@@ -171,6 +171,7 @@ pub(crate) async fn read(
         keys,
         image,
         boot,
+        volumes: Vec::new(),
         token_required: given.require_token || defaults.require_token,
         snapshot: false,
         labels: once_each("--label", &given.traits.label)?,

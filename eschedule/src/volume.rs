@@ -242,7 +242,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
         VolumeCommand::Move { volume, node, waiting } => {
             let (volume, node) = (resolve_volume(cloud, &volume).await?, node_named(cloud, &node).await?);
             let patience = Patience::new(waiting)?;
-            match patience.timeout {
+            match patience.left() {
                 Some(timeout) => bring(session, volume, node, &patience, timeout).await?,
                 None => {
                     move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
@@ -345,7 +345,7 @@ pub(crate) async fn give(
 ) -> Result<Acted, Failure> {
     let cloud = &session.cloud;
     if let Some(node) = node_to_come_to(cloud, volume, instance, device).await? {
-        bring(session, volume, node, patience, patience.timeout.unwrap_or(MOVES_WITHIN)).await?;
+        bring(session, volume, node, patience, patience.left().unwrap_or(MOVES_WITHIN)).await?;
     }
     let attached = ec_cloud::attach(cloud, volume, instance, device).await;
     Ok(attached.map_err(|error| session.failed(error))?.acted)
@@ -421,7 +421,7 @@ pub(crate) async fn make(
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
     let patience = Patience::new(waiting)?;
-    let stop = match patience.timeout {
+    let stop = match patience.left() {
         Some(_) => patience.stop.clone(),
         None => shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?,
@@ -436,7 +436,7 @@ pub(crate) async fn make(
             return Err(run::no_allocations(session, &ask, &no_room, output).await?);
         }
     };
-    if let Some(timeout) = patience.timeout {
+    if let Some(timeout) = patience.left() {
         let shown = Shown::new("claimed");
         let made = until_active(cloud, node, volume, timeout, |step| shown.step_of_volume(step));
         let made = patience.wait(session, volume, made).await;
@@ -514,7 +514,7 @@ async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Resul
     let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
     let Doomed::By { node, alive } = doomed else { return Ok("DELETED") };
     tell_later(node, alive, &format!("{volume} is deleted"));
-    let Some(timeout) = patience.timeout else { return Ok("DELETING") };
+    let Some(timeout) = patience.left() else { return Ok("DELETING") };
     let shown = Shown::new("deleting");
     let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
     let gone = patience.wait(session, volume, gone).await;
@@ -541,7 +541,7 @@ pub(crate) async fn done(
     tell_acted(instance, acted);
     let Acted { node, awaited, .. } = acted;
     let Some(awaited) = awaited else { return Ok(()) };
-    let Some(timeout) = patience.timeout else { return Ok(()) };
+    let Some(timeout) = patience.left() else { return Ok(()) };
     let shown = Shown::new(doing);
     let outcome =
         until_done(&session.cloud, *node, instance, *awaited, timeout, |step| shown.step_of_volume(step));

@@ -2,7 +2,7 @@
 
 use ec_model::{
     ActionVerb, Desired, Doc, Extent, ImageRef, Instance, InstanceId, Node, NodeId, PowerWish, Rebuild,
-    Record, Request, Rescue, Resize, Workload, decode,
+    Record, Request, Rescue, Resize, State, Workload, decode,
 };
 use ec_plan::{
     sizes::reverted,
@@ -120,6 +120,14 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             && matches!(verb, Verb::Rebuild(_) | Verb::Remake(..) | Verb::Resize(_))
         {
             return Err(CloudError::Refused(format!("cannot {} {instance}: {}", verb.name(), IS_VOLUME)));
+        }
+        // One that is not there yet is being built; of this nobody knows.
+        if let Read::Unreadable(why) = &known.status
+            && !is_of_record(verb)
+        {
+            return Err(CloudError::Unreadable(format!(
+                "the status of {instance} cannot be read, so nothing was changed: {why}; {MENDS}"
+            )));
         }
         let wish = match judge(verb, &record.record, &order.record, known.status.record()) {
             Verdict::Do(wish) => wish,
@@ -356,9 +364,16 @@ fn waited(known: &Known) -> Option<Awaited> {
 pub(crate) fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> {
     let instance = known.instance;
     let unwanted = || {
-        CloudError::Refused(format!(
-            "nothing is recorded of what is wanted of {instance}, as it was never requested, failed, or belongs to a lost state of etcd; `eschedule destroy {instance}` ends it"
-        ))
+        let is_forgotten = known.status.record().is_some_and(|status| status.state == State::Unclaimed);
+        CloudError::Refused(if is_forgotten {
+            format!(
+                "etcd has forgotten what is wanted of {instance}, which its node has: `eschedule heal` brings it back, `eschedule destroy {instance}` ends it with all that was written on it"
+            )
+        } else {
+            format!(
+                "nothing is recorded of what is wanted of {instance}, as it was never requested, failed, or belongs to a lost state of etcd; `eschedule destroy {instance}` ends it"
+            )
+        })
     };
     match (known.record_doc()?, &known.request) {
         (_, Read::Unreadable(why)) => Err(CloudError::Unreadable(format!(
@@ -406,6 +421,14 @@ fn is_of_power(verb: &Verb) -> bool {
         | Verb::Rename(_)
         | Verb::Set(_) => false,
     }
+}
+
+/// Whether it changes what is recorded, however the instance stands.
+fn is_of_record(verb: &Verb) -> bool {
+    matches!(
+        verb,
+        Verb::Lock(_) | Verb::Hold(_) | Verb::Unlock | Verb::LetGo(_) | Verb::Rename(_) | Verb::Set(_)
+    )
 }
 
 /// Names that differ in the case of letters only are one.

@@ -41,6 +41,8 @@ pub struct Guest {
     pub image: ImageRef,
     /// The volume that it boots from in the place of a disk of its own.
     pub boot: Option<InstanceId>,
+    /// Volumes that it has from its first start besides, where they lie on the node that it goes to.
+    pub volumes: Vec<InstanceId>,
     /// Whether metadata is given only with a token.
     pub token_required: bool,
     /// Whether it is a volume that stays as it is made.
@@ -51,6 +53,13 @@ pub struct Guest {
     pub metadata: BTreeMap<String, String>,
     /// What follows when it ends without anybody's wish.
     pub restart: Restart,
+}
+
+impl Guest {
+    /// Whether it is to have some from its first start.
+    pub(crate) fn has_volumes(&self) -> bool {
+        self.boot.is_some() || !self.volumes.is_empty()
+    }
 }
 
 /// Room that is asked for, checked before anything is asked.
@@ -290,7 +299,7 @@ impl<'a> Wanted<'a> {
             return Err(CloudError::Invalid(format!("{count} labels are more than {LABELS_MAX}")));
         }
         let ask = ask.of(&guest.image);
-        let is_plain = guest.kind.is_machine() && guest.boot.is_none();
+        let is_plain = guest.kind.is_machine() && !guest.has_volumes();
         let format = if is_plain { ask.format } else { Request::FORMAT };
         Ok(Self { ask: Ask { format, ..ask }, guest })
     }

@@ -2,9 +2,7 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
-use ec_model::{
-    Alive, Assigned, Attachment, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode,
-};
+use ec_model::{Alive, Assigned, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode};
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
 use ec_plan::choice::{Peers, Try};
 use ec_runtime::planted;
@@ -18,7 +16,7 @@ use crate::{
     group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE, lost},
-    volume::booted,
+    volume::given,
 };
 
 /// Of more hosts than these, the keys of all nodes are read in one go instead of each its own.
@@ -373,12 +371,12 @@ async fn request_within(
     peers: &mut Option<Peers>,
     preferring: Option<&[NodeId]>,
 ) -> Requested {
-    let mut left = if wanted.guest.boot.is_some() { TRIES } else { 0 };
+    let mut left = if wanted.guest.has_volumes() { TRIES } else { 0 };
     let mut sign = sign;
     loop {
         let requested =
             request(cloud, intent, node, wanted, sign.clone(), peers.as_ref(), preferring.is_some()).await;
-        // Its volume was changed meanwhile; the next look says whether it can still boot from that.
+        // A volume was changed meanwhile; the next look says whether it can still have that.
         if matches!(requested, Requested::No(None)) && left > 0 {
             left -= 1;
             sign = None;
@@ -423,7 +421,11 @@ async fn request(
         },
     };
     let assigned = Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch + 1) };
-    let volumes = wanted.guest.boot.map(Attachment::root).into_iter().collect();
+    let given = given(cloud, wanted.guest, instance, node, Txn::new()).await;
+    let (volumes, txn) = match given {
+        Ok(given) => given,
+        Err(error) => return Requested::No(Some(error)),
+    };
     let record = Instance { assigned: Some(assigned), volumes, ..intent.record.clone() };
     let request = Request {
         instance,
@@ -447,7 +449,7 @@ async fn request(
         created_at: record.created_at,
     };
     let key = keys.request(node, instance);
-    let mut txn = Txn::new().when(Compare::Unchanged(alive.key, alive.mod_revision));
+    let mut txn = txn.when(Compare::Unchanged(alive.key, alive.mod_revision));
     if !planted("request-without-index") {
         txn = txn.when(Compare::Unchanged(keys.instance(instance), intent.revision));
     }
@@ -459,12 +461,6 @@ async fn request(
     if let (Some(group), Some(peers), Some(membership)) = (&wanted.ask.group, peers, keys.membership(&record))
     {
         txn = group.demand(cloud, peers, node, prefers, txn).put(membership, "");
-    }
-    if let Some(volume) = wanted.guest.boot {
-        txn = match booted(cloud, volume, instance, node, txn).await {
-            Ok(txn) => txn,
-            Err(error) => return Requested::No(Some(error)),
-        };
     }
     if let Some(data) = &wanted.guest.user_data {
         txn = txn.put(keys.user_data(node, instance), data.0.clone());

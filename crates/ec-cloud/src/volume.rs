@@ -406,41 +406,67 @@ fn nobodys(disk: &Instance) -> Result<(), String> {
 /// None can: [`CloudError::Refused`].
 pub(crate) async fn bootable(cloud: &Cloud, volume: InstanceId) -> CloudResult<NodeId> {
     let disk = known_volume(cloud, volume).await?;
-    free_to_boot(cloud, &disk, None).await?;
+    free_for(cloud, &disk, None, BOOT_FROM).await?;
     Ok(disk.node)
 }
 
-/// Adds to the transaction that requests a machine on this node that this volume is what it boots from, as nobody else has it.
+/// Adds to the transaction that requests a machine on this node that it has the guest's volumes, as nobody else has them: the one
+/// that it boots from, and those of the others that lie there. Which they are.
 ///
 /// # Errors
-/// It cannot, or lies elsewhere by now: [`CloudError::Refused`].
-pub(crate) async fn booted(
+/// It cannot have them, or what it boots from lies elsewhere by now: [`CloudError::Refused`].
+pub(crate) async fn given(
     cloud: &Cloud,
-    volume: InstanceId,
+    guest: &Guest,
     instance: InstanceId,
     node: NodeId,
-    txn: Txn,
-) -> CloudResult<Txn> {
-    let disk = known_volume(cloud, volume).await?;
-    if disk.node != node {
-        return Err(CloudError::Refused(format!(
-            "volume {volume} went to node {} at this moment; ask again",
-            disk.node
-        )));
+    mut txn: Txn,
+) -> CloudResult<(Vec<Attachment>, Txn)> {
+    let mut given = Vec::new();
+    let all = guest.boot.iter().map(|volume| (*volume, BOOT_FROM));
+    for (volume, what) in all.chain(guest.volumes.iter().map(|volume| (*volume, HAVE))) {
+        let disk = known_volume(cloud, volume).await?;
+        let attachment = match Attachment::free_device(&given) {
+            _ if what == BOOT_FROM && disk.node != node => {
+                return Err(CloudError::Refused(format!(
+                    "volume {volume} went to node {} at this moment; ask again",
+                    disk.node
+                )));
+            }
+            _ if what == BOOT_FROM => Attachment::root(volume),
+            // It comes there once the machine is requested.
+            _ if disk.node != node => continue,
+            Some(device) if given.len() < Attachment::MOST => Attachment { volume, device },
+            _ => {
+                let most = Attachment::MOST;
+                return Err(CloudError::Refused(format!("an instance has {most} volumes at most")));
+            }
+        };
+        let compares = free_for(cloud, &disk, Some(instance), what).await?;
+        let (mut record, mut order) = docs(&disk)?;
+        txn = compares.into_iter().fold(txn, Txn::when);
+        txn = taken(cloud, &disk, &mut record, &mut order, instance, txn);
+        given.push(attachment);
     }
-    let compares = free_to_boot(cloud, &disk, Some(instance)).await?;
-    let (mut record, mut order) = docs(&disk)?;
-    let txn = compares.into_iter().fold(txn, Txn::when);
-    Ok(taken(cloud, &disk, &mut record, &mut order, instance, txn))
+    Ok((given, txn))
 }
 
-/// What is to be demanded that a machine can boot from a volume, or why it cannot.
-async fn free_to_boot(cloud: &Cloud, disk: &Known, wanted: Option<InstanceId>) -> CloudResult<Vec<Compare>> {
+/// What a new machine cannot do with a volume that is not free.
+const BOOT_FROM: &str = "boot from";
+const HAVE: &str = "have";
+
+/// What is to be demanded that a new machine gets a volume, or why it does not.
+async fn free_for(
+    cloud: &Cloud,
+    disk: &Known,
+    wanted: Option<InstanceId>,
+    what: &str,
+) -> CloudResult<Vec<Compare>> {
     let volume = disk.instance;
-    let refused = |why: String| CloudError::Refused(format!("cannot boot from volume {volume}: {why}"));
+    let refused = |why: String| CloudError::Refused(format!("cannot {what} volume {volume}: {why}"));
     let (record, order) = docs(disk)?;
     let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
-    volumes::boot(sides, &cloud.project).map_err(refused)?;
+    volumes::given(sides, &cloud.project).map_err(refused)?;
     nobodys(&record.record).map_err(refused)?;
     let Some(holder) = record.record.attached.filter(|holder| Some(*holder) != wanted) else {
         return Ok(Vec::new());

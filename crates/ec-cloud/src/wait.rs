@@ -447,9 +447,13 @@ async fn out_of_time(cloud: &Cloud, key: &str, heard: Option<Workload>, timeout:
         _ => heard,
     };
     let show = if kind == Some(Workload::Volume) { "volume show" } else { "show" };
+    // A part of the first second may have gone before; all of it, where others were waited for.
+    let time = match timeout.as_secs_f64().round() {
+        0.0 => "in time".to_owned(),
+        seconds => format!("after {seconds} s"),
+    };
     CloudError::TimedOut(format!(
-        "not done after {} s; it goes on, `eschedule {show} {instance}` shows how far it is",
-        timeout.as_secs()
+        "not done {time}; it goes on, `eschedule {show} {instance}` shows how far it is"
     ))
 }
 

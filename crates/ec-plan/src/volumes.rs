@@ -93,11 +93,11 @@ pub fn taken_as(machine: Sides<'_>, device: Option<&str>) -> Result<String, Stri
     free.ok_or_else(|| "the instance has no device left".to_owned())
 }
 
-/// Why no new machine of that project can boot from a volume, on its node.
+/// Why no new machine of that project gets a volume, on its node.
 ///
 /// # Errors
 /// That.
-pub fn boot(volume: Sides<'_>, project: &str) -> Result<(), String> {
+pub fn given(volume: Sides<'_>, project: &str) -> Result<(), String> {
     givable(volume)?;
     if volume.record.project != project {
         return Err(format!("the volume is of project `{}`", volume.record.project));

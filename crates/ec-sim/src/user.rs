@@ -351,6 +351,7 @@ pub(crate) async fn place(
         keys: Vec::new(),
         image: if boot.is_some() { ImageRef::default() } else { an_image(world) },
         boot,
+        volumes: Vec::new(),
         token_required: false,
         snapshot: false,
         labels: BTreeMap::new(),

@@ -112,7 +112,8 @@ pub(crate) enum Act {
     /// Boot instances from rescue disks, with their own beside them as the second, so that these can be mended
     ///
     /// Each keeps its uuid, its claim and its addresses, and the guest of the rescue disk gets the same metadata. Its guest runs on
-    /// until the rescue disk is there, and then is ended hard. An image that cannot be had leaves everything as it was.
+    /// until the rescue disk is there; then it is asked to end, and ended after 60 s. An image that cannot be had leaves everything as
+    /// it was.
     Rescue {
         #[command(flatten)]
         instances: Instances,

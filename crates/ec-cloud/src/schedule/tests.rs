@@ -292,6 +292,7 @@ fn guest(name: Option<&str>) -> Guest {
         keys: Vec::new(),
         image: ImageRef::at("file:///x"),
         boot: None,
+        volumes: Vec::new(),
         token_required: true,
         snapshot: false,
         labels: std::collections::BTreeMap::new(),

@@ -164,7 +164,7 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
 
 #[test]
 fn a_new_machine_boots_from_a_volume_of_its_project_that_is_there() {
-    let boots = |one: One| boot(one.sides(), "p");
+    let boots = |one: One| given(one.sides(), "p");
     let of_project =
         |change: fn(&mut One)| One::volume().with(|one| one.record.project = "p".to_owned()).with(change);
     assert_eq!(boots(of_project(|_| ())), Ok(()));

@@ -256,6 +256,7 @@ async fn who_joins_a_group_that_is_deleted_meanwhile_is_refused_and_claims_nothi
         keys: Vec::new(),
         image: ImageRef::at("file:///x"),
         boot: None,
+        volumes: Vec::new(),
         token_required: false,
         snapshot: false,
         labels: BTreeMap::new(),

@@ -101,6 +101,36 @@ async fn a_copy_that_goes_with_its_image_is_given_to_no_guest() {
 }
 
 #[tokio::test]
+async fn what_is_made_with_volumes_has_all_of_them_or_is_not_made() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let [data, logs] = [world.volume("data").await, world.volume("logs").await];
+    let query = ResourceQuery::parse(QUERY).unwrap();
+    let made = async |name: &str, volumes: &[InstanceId]| {
+        let guest = Guest { volumes: volumes.to_vec(), ..guest(Some(name)) };
+        let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+        schedule(&cloud, &wanted, &world.stop).await.map(|placed| placed.unwrap())
+    };
+    let db = made("db", &[data]).await.unwrap();
+    let left = || {
+        let keys: Vec<_> = world.under("/").into_iter().map(|pair| (pair.key, pair.mod_revision)).collect();
+        (keys, world.claims().len())
+    };
+    let before = left();
+    refused(made("web", &[logs, data]).await, &format!("instance {} has it", db.instance));
+    assert_eq!(left(), before, "nothing is left of it");
+
+    let request: Request = decode(&world.under(&world.keys.request(db.node, db.instance))[0].value).unwrap();
+    let record: Instance = decode(&world.under(&world.keys.instance(db.instance))[0].value).unwrap();
+    let has = [ec_model::Attachment { volume: data, device: "vdb".to_owned() }];
+    assert_eq!((&request.volumes[..], &record.volumes[..]), (&has[..], &has[..]));
+    let disk: Instance = decode(&world.under(&world.keys.instance(data))[0].value).unwrap();
+    assert_eq!(disk.attached, Some(db.instance));
+    let again = attach(&cloud, data, db.instance, None).await.unwrap();
+    assert_eq!(again.device, "vdb", "it is waited for as one that was attached");
+}
+
+#[tokio::test]
 async fn a_volume_that_another_has_by_now_stays_there() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let cloud = world.cloud();
@@ -230,7 +260,8 @@ async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in
     let (volume, made) = world.volume_of_a_machine().await;
     let key = world.keys.status(made.node, made.instance);
     let status: Status = decode(&world.under(&key)[0].value).unwrap();
-    let has = Status { volumes: vec![Attachment { volume, device: "vdb".to_owned() }], ..status.clone() };
+    let has =
+        Status { volumes: vec![ec_model::Attachment { volume, device: "vdb".to_owned() }], ..status.clone() };
     memory.txn(Txn::new().put(key.clone(), encode(&has))).await.unwrap();
     detach(&cloud, volume, None).await.unwrap();
     for (status, instance) in [(has, Some(made.instance)), (status, None)] {
