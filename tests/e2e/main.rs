@@ -5,6 +5,7 @@ mod chaos;
 mod cli;
 mod clients;
 mod crashes;
+mod data;
 mod debian;
 mod foreigners;
 mod guests;

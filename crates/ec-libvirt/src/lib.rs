@@ -28,6 +28,7 @@ mod hypervisor;
 mod lane;
 mod moving;
 mod prepare;
+mod process;
 mod protect;
 mod reading;
 mod sys;

@@ -13,6 +13,7 @@ use crate::{
     disk::{self, Pool},
     domain::{self, Found, ours},
     error::{CallError, absent},
+    process,
     xml::{self, DiskFile, DiskXml, VolumeFile},
 };
 
@@ -241,10 +242,18 @@ pub(crate) fn refuse_written(pool: &Pool, volume: InstanceId) -> Result<(), Call
     let path = pool.volume_path(volume);
     match disk::is_written(&path) {
         Ok(false) => Ok(()),
-        Ok(true) => Err(CallError::NotNow(format!(
-            "{} is written by somebody, and no domain of this host: is this node on another host, too?",
-            path.display()
-        ))),
+        Ok(true) => {
+            let path = path.display();
+            Err(CallError::NotNow(match process::guest_with(&pool.volume_path(volume)) {
+                Some(guest) => format!(
+                    "{path} is written by the guest {guest}, and libvirt does not know that it has it, since its daemon ended while it gave it: \
+                     `eschedule reboot --hard {guest}` has the guest let go of it"
+                ),
+                None => format!(
+                    "{path} is written by somebody, and no domain of this host: is this node on another host, too?"
+                ),
+            }))
+        }
         Err(error) => Err(CallError::io("look at", &path, &error)),
     }
 }

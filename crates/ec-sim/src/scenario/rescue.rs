@@ -1,7 +1,7 @@
 //! Guests that are booted from a rescue disk, so that their own can be mended, and from their own again.
 
 use ec_cloud::Verb;
-use ec_hypervisor::Operation;
+use ec_hypervisor::{End, Operation};
 use ec_model::{ImageRef, InstanceId, State};
 
 use super::{Scenario, Stage, stage::Sight};
@@ -37,6 +37,12 @@ pub(super) const ALL: &[Scenario] = &[
         "rescue-of-a-deaf-guest",
         "a guest does not hear that it is to end for its rescue disk: it is ended when its grace is over; and where the rescue is taken back after it was asked, too,          and started from its own disk again",
         |stage| Box::pin(deaf(stage)),
+    ),
+    Scenario::new(
+        "rescue-taken-back-without-an-agent",
+        "an agent is killed after it asked a guest to end for its rescue disk, and the rescue is taken back before the next one is there: the guest ends later, and is \
+         started again from its own disk",
+        |stage| Box::pin(taken_back_without_an_agent(stage)),
     ),
     Scenario::new(
         "rescue-in-an-older-etcd",
@@ -154,6 +160,28 @@ async fn deaf(stage: Stage) {
     stage.demand(ended() == 3, "it was ended, and started again").await;
     stage.stays(guest, 120, "well with its own disk", is_own).await;
     stage.node(1).hypervisor.set_deaf(false);
+}
+
+async fn taken_back_without_an_agent(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.say("guests of n1 take long to end");
+    stage.node(1).hypervisor.set_deaf(true);
+    let (one, other) = (stage.user(1), stage.user(2));
+    let (_, (taken_back, ())) = tokio::join!(one.wish(guest, &Verb::Rescue(None)), async {
+        let asked = || stage.node(1).hypervisor.calls(Operation::ShutDown) > 0;
+        stage.until(guest, "asked to end", |_| asked()).await;
+        stage.kill(1);
+        tokio::join!(other.wish(guest, &Verb::Unrescue), async {
+            stage.pass(5).await;
+            stage.start(1);
+            stage.pass(20).await;
+            stage.end_guest(1, guest, End::ByGuest);
+            stage.node(1).hypervisor.set_deaf(false);
+        })
+    });
+    stage.demand(taken_back.is_ok(), "it is taken back").await;
+    until_own(&stage, guest).await;
+    stage.stays(guest, 120, "well with its own disk", is_own).await;
 }
 
 async fn unrescue_kills(stage: Stage) {
