@@ -5,8 +5,9 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Kind, NodeView, View, VolumeView, list};
-use ec_model::TroubleKind;
+use ec_cloud::{CloudError, Kind, NodeView, View, VolumeView, list, stored_images, unrecorded_images};
+use ec_image::ImageStore;
+use ec_model::{Image, ImageId, ImageStatus, TroubleKind};
 use ec_placement_client::PlacementClient;
 use ec_plan::{host::CLOCKS, lack::some};
 use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, chain};
@@ -19,6 +20,7 @@ use crate::{
     agents::Agents,
     cli::Output,
     config::{Session, Settings},
+    image,
     output::{Mood, called, mood, plain},
 };
 
@@ -108,9 +110,9 @@ pub(crate) async fn doctor(session: &Session, output: Output) -> Result<(), Fail
         findings.extend(nodes(session).await);
     }
     if etcd_answers {
-        let (instances, volumes, records) =
-            tokio::join!(instances(session), volumes(session), records(session));
-        findings.extend(instances.into_iter().chain(volumes).chain(records));
+        let (instances, volumes, records, images) =
+            tokio::join!(instances(session), volumes(session), records(session), images(session));
+        findings.extend(instances.into_iter().chain(volumes).chain(records).chain(images));
     }
     let code = findings.iter().map(|finding| finding.code).max().unwrap_or(0);
     let lines = || findings.iter().map(Finding::line).collect::<Vec<_>>().join("\n");
@@ -258,6 +260,66 @@ async fn records(session: &Session) -> Option<Finding> {
         "are asked for, and etcd lacks their records",
         "`eschedule heal` writes them anew",
     )
+}
+
+/// What lies in the image store, and is to lie there.
+async fn images(session: &Session) -> Vec<Finding> {
+    let mend = "see `image_store` in schedule.yaml";
+    let store = match image::store(session) {
+        Ok(store) => store,
+        Err(failure) => return vec![Finding::failed("image store", failure.message, mend)],
+    };
+    // First, so that what is sent meanwhile has a record.
+    let there = match timeout(PATIENCE, store.images()).await {
+        Ok(Ok(there)) => there,
+        Ok(Err(error)) => return vec![Finding::warning("image store", chain(&error), mend)],
+        Err(_) => {
+            let why = format!("{}: no answer within {} s", store.url(), PATIENCE.as_secs());
+            return vec![Finding::warning("image store", why, mend)];
+        }
+    };
+    let cloud = &session.cloud;
+    let known = async { Ok((stored_images(cloud).await?, unrecorded_images(cloud, there.clone()).await?)) };
+    match known.await {
+        Ok((stored, unrecorded)) => of_images(&store, &stored, &there, &unrecorded),
+        Err(error) => vec![not_known("image store", &error)],
+    }
+}
+
+fn of_images(
+    store: &ImageStore,
+    stored: &[Image],
+    there: &BTreeSet<ImageId>,
+    unrecorded: &BTreeSet<ImageId>,
+) -> Vec<Finding> {
+    if let Err(error) = store.attend(stored) {
+        let mend = "mount it; images that lie there cannot be had from here until then";
+        return vec![Finding::failed("image store", chain(&error), mend)];
+    }
+    let is_whole = |image: &&Image| image.status == ImageStatus::Active && store.keeps(image);
+    let gone = stored.iter().filter(is_whole).filter(|image| !there.contains(&image.id));
+    let url = store.url();
+    let findings = [
+        of_those(
+            "image store",
+            gone.map(|image| image.name.clone()),
+            "are in the catalogue, and their bytes are gone",
+            "add them anew, after `eschedule image delete`",
+        ),
+        of_those(
+            "image store",
+            unrecorded.iter().map(ToString::to_string),
+            &format!("lie at {url}, and etcd has no record of them"),
+            &format!(
+                "`eschedule image add NAME {url}/UUID` gives one a record; what nobody needs is deleted by hand"
+            ),
+        ),
+    ];
+    let findings: Vec<_> = findings.into_iter().flatten().collect();
+    match findings.is_empty() {
+        true => vec![Finding::ok("image store", format!("{} images lie at {url}", there.len()))],
+        false => findings,
+    }
 }
 
 /// What etcd and placement know of them together, and what their agents say.

@@ -355,7 +355,7 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
 }
 
 /// The image store of schedule.yaml.
-fn store(session: &Session) -> Result<ImageStore, Failure> {
+pub(crate) fn store(session: &Session) -> Result<ImageStore, Failure> {
     ImageStore::open(&session.settings.image_store)
         .map_err(|error| Failure::usage(format!("image_store of schedule.yaml: {}", chain(&error))))
 }

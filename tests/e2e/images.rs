@@ -10,6 +10,7 @@ use std::{
 use anyhow::Result;
 use ec_image::testing::{Server, Step, answer, ok};
 use ec_model::State;
+use ec_store::{Store, Txn};
 use ec_tests::{Stack, TINY, tiny_image};
 use tokio::sync::Semaphore;
 
@@ -214,6 +215,23 @@ async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> 
     // Nothing is read of a bucket but what lies in the store.
     let shown: serde_json::Value = serde_json::from_str(&run(&["image", "show", "large", "-o", "json"])?)?;
     assert!(shown["url"].as_str().is_some_and(|url| url.starts_with("s3://images/of/ours/")), "{shown}");
+
+    // What an older etcd knows nothing of is told, and so is what somebody took away.
+    let looks = |what: &str| -> Result<bool> {
+        let output = stack.eschedule(&["doctor", "-o", "json"])?;
+        let found: Vec<serde_json::Value> = serde_json::from_slice(&output.stdout)?;
+        let found = found.iter().filter(|it| it["part"] == "image store").map(|it| it["found"].as_str());
+        Ok(found.flatten().any(|found| found.contains(what)))
+    };
+    assert!(looks("2 images lie at s3://images/of/ours")?);
+    let url = shown["url"].as_str().unwrap_or_default();
+    let id: ec_model::ImageId = url.rsplit('/').next().unwrap_or_default().parse()?;
+    let key = ec_model::Keyspace::default().image(id);
+    let record = stack.store.get(&key).await?.0.unwrap_or_else(|| unreachable!("it is there"));
+    stack.store.txn(Txn::new().delete(&key)).await?;
+    assert!(looks(&format!("1 lie at s3://images/of/ours, and etcd has no record of them: {id}"))?);
+    stack.store.txn(Txn::new().put(&key, record.value)).await?;
+    assert!(looks("2 images lie")?);
 
     // One that is killed while it sends leaves parts, which go with its record.
     let mut sending = stack.command("eschedule");

@@ -15,7 +15,7 @@
 mod copied;
 mod stored;
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 pub use copied::{copy_for_image, drop_copy, tend_copies};
 pub(crate) use copied::{delete_copy, image_of_copy, left_over};
@@ -122,6 +122,24 @@ pub async fn stored_images(cloud: &Cloud) -> CloudResult<Vec<Image>> {
     let all: Vec<Image> = crate::catalog::all(cloud, &cloud.keys.images()).await?;
     // They are counted when all of them came.
     Ok(all.into_iter().filter(|image| image.stored && image.size.is_some()).collect())
+}
+
+/// Those of these images of which etcd has no record, though a store has bytes of them: it was put back, and nobody finds them any more. A
+/// record is written before bytes are sent and goes after them, so the store is to be listed before this is asked.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn unrecorded_images(
+    cloud: &Cloud,
+    mut there: BTreeSet<ImageId>,
+) -> CloudResult<BTreeSet<ImageId>> {
+    // Also where a record cannot be read.
+    for key in cloud.store.keys(&cloud.keys.images()).await? {
+        if let Ok(image) = cloud.keys.parse_image(&key) {
+            there.remove(&image);
+        }
+    }
+    Ok(there)
 }
 
 /// The image of that uuid or name: the project's own before one that everybody may use.

@@ -1,6 +1,7 @@
 //! A store and its objects: opened by its configuration, read, taken away.
 
 use std::{
+    collections::BTreeSet,
     fs, io,
     path::{Path, PathBuf},
     sync::Arc,
@@ -161,6 +162,11 @@ impl ImageStore {
         &self.url
     }
 
+    /// Whether an image's bytes are to lie here.
+    pub fn keeps(&self, image: &Image) -> bool {
+        self.name(&image.url).is_some()
+    }
+
     /// Looks whether the directory is the one that had these images: one whose file system is not mounted looks like an empty
     /// one, and what is written or missed there is so on the wrong disk. A bucket is always the same.
     ///
@@ -246,6 +252,34 @@ impl ImageStore {
         }
     }
 
+    /// The images of which there are bytes, whole or in part. Of a directory that is not there that is none, as of a new store.
+    ///
+    /// # Errors
+    /// The store cannot be listed.
+    pub async fn images(&self) -> Result<BTreeSet<ImageId>, StoreFailure> {
+        let of_name = |name: &str| name.strip_suffix(PART).unwrap_or(name).parse().ok();
+        match &self.place {
+            Place::Directory(directory) => {
+                let listed = match fs::read_dir(directory) {
+                    Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeSet::new()),
+                    entries => entries.and_then(Iterator::collect::<io::Result<Vec<_>>>),
+                };
+                let entries = listed.map_err(|source| StoreFailure::File {
+                    doing: "list",
+                    path: directory.clone(),
+                    source,
+                })?;
+                Ok(entries.iter().filter_map(|entry| of_name(entry.file_name().to_str()?)).collect())
+            }
+            Place::S3 { s3, prefix, url } => {
+                let below = (!prefix.is_empty()).then(|| Key::from(prefix.as_str()));
+                let listed = s3.list_with_delimiter(below.as_ref());
+                let listed = answered(url, "list objects", SILENCE, listed).await?;
+                Ok(listed.objects.iter().filter_map(|object| of_name(object.location.filename()?)).collect())
+            }
+        }
+    }
+
     /// The object of a bucket at this URL, or the rest of it, behind so many bytes of the one with that tag. Of a directory they are read
     /// as other files.
     pub(crate) async fn read(
@@ -290,9 +324,12 @@ fn has_any(directory: &Path) -> bool {
     fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
+/// What the name of an object ends with while it comes.
+const PART: &str = ".part";
+
 /// What an object is called while it comes.
 pub(super) fn part(directory: &Path, name: &str) -> PathBuf {
-    directory.join(format!("{name}.part"))
+    directory.join(format!("{name}{PART}"))
 }
 
 pub(super) fn key(prefix: &str, name: &str) -> Key {
@@ -393,6 +430,7 @@ mod tests {
         let store =
             ImageStore::open(&serde_json::from_value(serde_json::json!({"url": url})).unwrap()).unwrap();
         store.attend(&[]).unwrap();
+        assert!(store.images().await.unwrap().is_empty(), "a new one has no directory yet");
         store.attend(&[image("file:///elsewhere")]).unwrap();
         let ours = [image(&url)];
         let why = store.attend(&ours).unwrap_err().to_string();
@@ -407,7 +445,14 @@ mod tests {
         fs::write(path.join("one"), "").unwrap();
         store.attend(&ours).unwrap();
         assert!(!store.has_whole(&ours[0]).await.unwrap());
-        fs::write(path.join(name), "").unwrap();
+        assert!(
+            store.keeps(&ours[0]) && store.images().await.unwrap().is_empty(),
+            "what is called otherwise is none"
+        );
+        for name in [format!("{name}.part"), name.to_owned()] {
+            fs::write(path.join(name), "").unwrap();
+            assert_eq!(store.images().await.unwrap(), [ours[0].id].into());
+        }
         assert!(store.has_whole(&ours[0]).await.unwrap());
     }
 
