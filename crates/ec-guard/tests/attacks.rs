@@ -187,7 +187,8 @@ print(\"ready\", flush=True); time.sleep(1000)";
     /// Which of the attacker's frames arrive at the other guest.
     fn seen(attacker: &Guest, address: Ipv4Addr, victim: &Guest, victims: Ipv4Addr) -> BTreeSet<String> {
         let mut watch = Command::new("nsenter")
-            .args(["-t", &victim.process.0.id().to_string(), "-n", "python3", SCRIPT, "watch", "eth0", "2"])
+            .args(["-t", &victim.process.0.id().to_string(), "-n", "python3", SCRIPT, "watch", "eth0"])
+            .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
             .unwrap();
@@ -195,6 +196,7 @@ print(\"ready\", flush=True); time.sleep(1000)";
         lines.next().unwrap().unwrap();
         let (own, peer) = (attacker.mac, victim.mac);
         attacker.sh(&format!("python3 {SCRIPT} attack eth0 {own} {address} {peer} {victims} {GATEWAY}"));
+        drop(watch.stdin.take());
         let seen = lines.map(Result::unwrap).collect();
         watch.wait().unwrap();
         seen

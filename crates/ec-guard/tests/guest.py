@@ -7,9 +7,9 @@ bpdu DEVICE MAC                says that it is the root of the spanning tree
 release DEVICE MAC CHADDR IP SERVER   gives an address back
 attack DEVICE MAC IP PEER_MAC PEER_IP GATEWAY   sends one frame of each kind, with its name in it
 ping IP [SOURCE]               fails where no echo comes back
-watch DEVICE SECONDS           prints the names of the frames that arrive
+watch DEVICE                   prints the names of the frames that arrive until a second after the end of its input
 """
-import re, socket, struct, sys, time
+import re, select, socket, struct, sys, time
 
 
 def mac(text):
@@ -206,11 +206,13 @@ def ping(to, source="0.0.0.0"):
     sys.exit(1)
 
 
-def watch(device, seconds):
-    raw, seen, end = packets(device), set(), time.time() + float(seconds)
+def watch(device):
+    raw, seen, end = packets(device), set(), None
     raw.settimeout(0.1)
     print("watching", flush=True)
-    while time.time() < end:
+    while end is None or time.time() < end:
+        if end is None and select.select([sys.stdin], [], [], 0)[0]:
+            end = time.time() + 1
         try:
             frame = raw.recv(2048)
         except socket.timeout:
