@@ -1,6 +1,6 @@
 #!/bin/bash
 # Measures with the release binaries, on real parts; `make bench` builds them first. Needs root.
-# usage: bench.sh [--json] [placement [--quick] | far | schedule | burst | echo | verbs | volumes | strategies | reboot]     with a name, that part alone
+# usage: bench.sh [--json] [placement [--quick] | far | schedule | burst | echo | verbs | volumes | images | strategies | reboot]     with a name, that part alone
 set -euo pipefail
 cd "$(dirname "$0")/.."
 cache=${CACHE:-/var/cache/etcd-compute}
@@ -19,7 +19,7 @@ placement() {
 }
 case " $* " in
 *" placement "*) placement "$@" ;;
-*" far "* | *" schedule "* | *" burst "* | *" echo "* | *" verbs "* | *" volumes "* | *" strategies "* | *" reboot "*) target/release/ec-bench "$@" ;;
+*" far "* | *" schedule "* | *" burst "* | *" echo "* | *" verbs "* | *" volumes "* | *" images "* | *" strategies "* | *" reboot "*) target/release/ec-bench "$@" ;;
 *)
   target/release/ec-bench "$@"
   placement "$@" placement

@@ -7,6 +7,7 @@ mod bare;
 mod build;
 mod burst;
 mod echo;
+mod images;
 mod memory;
 mod orders;
 mod placement;
@@ -64,6 +65,8 @@ enum Command {
     Verbs,
     /// Measure what is done to volumes alone
     Volumes,
+    /// Measure how often an image is downloaded alone
+    Images,
     /// Be an agent with simulated guests: how this program starts itself to see the agent's memory
     #[command(hide = true)]
     AgentSimulated { config: PathBuf },
@@ -92,6 +95,8 @@ fn main() -> ExitCode {
         Some(Command::Verbs) => on_runtime(with_agent(async |stack| verbs::measure(stack).await))
             .and_then(|figures| report(&figures, cli.json)),
         Some(Command::Volumes) => on_runtime(with_agent(async |stack| volumes::measure(stack).await))
+            .and_then(|figures| report(&figures, cli.json)),
+        Some(Command::Images) => on_runtime(with_agent(async |stack| images::measure(stack).await))
             .and_then(|figures| report(&figures, cli.json)),
         None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
     };
@@ -154,6 +159,8 @@ async fn measure() -> Result<Vec<Figure>> {
     figures.extend(verbs::measure(&stack).await?);
     eprintln!("measuring volumes");
     figures.extend(volumes::measure(&stack).await?);
+    eprintln!("measuring downloads of an image");
+    figures.extend(images::measure(&stack).await?);
     eprintln!("measuring a console");
     figures.extend(echo::measure(&stack).await?);
     eprintln!("measuring memory");
