@@ -86,7 +86,7 @@ pub(crate) struct Apply {
     #[arg(long)]
     diff: bool,
 
-    /// Wait until all that was asked for is so: instances are ACTIVE, volumes there and with them, and what goes is gone
+    /// Wait until all that was asked for is so, now or before: instances are ACTIVE, volumes there and with them, and what goes is gone
     #[arg(long, conflicts_with_all = ["schema", "diff"])]
     wait: bool,
 
@@ -261,7 +261,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     }
     left.for_each(|one| one.undo("interrupted: nothing was asked for"));
     if apply.wait && failed.is_none() {
-        failed = making.until_all(awaited.into_iter()).await.err();
+        failed = making.until_all(awaited).await.err();
     }
     print(output, &applied)?;
     match failed {

@@ -80,12 +80,24 @@ async fn who_waits_hears_that_all_is_there_or_what_became_of_it_and_that_what_go
     control.status(db.0, db.1, State::Active, Some("10.0.0.2")).await?;
     let again = waits(&[])?.wait_with_output()?;
     ensure!(again.status.success(), "{again:?}");
+    // What was asked for before, without a wait, is waited for.
+    let text = format!("{text}  cache: {{query: '{TINY}'}}\n");
+    control.done(&["apply", "-f", &file(&control, &text)?])?;
+    let cache = placed(&control, "cache").await?;
+    let late = waits(&["--timeout", "1"])?.wait_with_output()?;
+    ensure!(late.status.code() == Some(1) && error(&late).contains("cache: not done after 1 s"), "{late:?}");
+    let again = waits(&["--timeout", "120"])?;
+    control.status(cache.0, cache.1, State::Active, Some("10.0.0.3")).await?;
+    let again = again.wait_with_output()?;
+    ensure!(again.status.success(), "{again:?}");
     // What is asked for and does not come is told in time.
     file(&control, &format!("stack: shop\ninstances:\n  web: {{query: '{TINY}'}}\n"))?;
     let late = waits(&["--prune", "--timeout", "1"])?.wait_with_output()?;
     ensure!(late.status.code() == Some(1) && error(&late).contains("db: "), "{late:?}");
     let gone = waits(&["--prune", "--timeout", "120"])?;
-    control.delete(control.keys.request(db.0, db.1)).await?;
+    for (node, instance) in [db, cache] {
+        control.delete(control.keys.request(node, instance)).await?;
+    }
     let gone = gone.wait_with_output()?;
     ensure!(gone.status.success(), "{gone:?}");
     Ok(())

@@ -406,7 +406,7 @@ fn nobodys(disk: &Instance) -> Result<(), String> {
 /// None can: [`CloudError::Refused`].
 pub(crate) async fn bootable(cloud: &Cloud, volume: InstanceId) -> CloudResult<NodeId> {
     let disk = known_volume(cloud, volume).await?;
-    free_for(cloud, &disk, None, BOOT_FROM).await?;
+    free_for(cloud, &disk, None, true).await?;
     Ok(disk.node)
 }
 
@@ -423,26 +423,26 @@ pub(crate) async fn given(
     mut txn: Txn,
 ) -> CloudResult<(Vec<Attachment>, Txn)> {
     let mut given = Vec::new();
-    let all = guest.boot.iter().map(|volume| (*volume, BOOT_FROM));
-    for (volume, what) in all.chain(guest.volumes.iter().map(|volume| (*volume, HAVE))) {
+    let all = guest.boot.iter().map(|volume| (*volume, true));
+    for (volume, boots) in all.chain(guest.volumes.iter().map(|volume| (*volume, false))) {
         let disk = known_volume(cloud, volume).await?;
-        let attachment = match Attachment::free_device(&given) {
-            _ if what == BOOT_FROM && disk.node != node => {
+        let attachment = match boots {
+            true if disk.node == node => Attachment::root(volume),
+            true => {
                 return Err(CloudError::Refused(format!(
                     "volume {volume} went to node {} at this moment; ask again",
                     disk.node
                 )));
             }
-            _ if what == BOOT_FROM => Attachment::root(volume),
             // It comes there once the machine is requested.
-            _ if disk.node != node => continue,
-            Some(device) if given.len() < Attachment::MOST => Attachment { volume, device },
-            _ => {
-                let most = Attachment::MOST;
-                return Err(CloudError::Refused(format!("an instance has {most} volumes at most")));
+            false if disk.node != node => continue,
+            false => {
+                let free = Attachment::free_device(&given).filter(|_| given.len() < Attachment::MOST);
+                let too_many = || format!("an instance has {} volumes at most", Attachment::MOST);
+                Attachment { volume, device: free.ok_or_else(|| CloudError::Refused(too_many()))? }
             }
         };
-        let compares = free_for(cloud, &disk, Some(instance), what).await?;
+        let compares = free_for(cloud, &disk, Some(instance), boots).await?;
         let (mut record, mut order) = docs(&disk)?;
         txn = compares.into_iter().fold(txn, Txn::when);
         txn = taken(cloud, &disk, &mut record, &mut order, instance, txn);
@@ -451,18 +451,15 @@ pub(crate) async fn given(
     Ok((given, txn))
 }
 
-/// What a new machine cannot do with a volume that is not free.
-const BOOT_FROM: &str = "boot from";
-const HAVE: &str = "have";
-
-/// What is to be demanded that a new machine gets a volume, or why it does not.
+/// What is to be demanded that a new machine gets a volume, perhaps to boot from it, or why it does not.
 async fn free_for(
     cloud: &Cloud,
     disk: &Known,
     wanted: Option<InstanceId>,
-    what: &str,
+    boots: bool,
 ) -> CloudResult<Vec<Compare>> {
     let volume = disk.instance;
+    let what = if boots { "boot from" } else { "have" };
     let refused = |why: String| CloudError::Refused(format!("cannot {what} volume {volume}: {why}"));
     let (record, order) = docs(disk)?;
     let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };

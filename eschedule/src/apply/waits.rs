@@ -1,7 +1,7 @@
-//! What `apply --wait` waits for: that all that was asked for is so.
+//! What `apply --wait` waits for: that all that was asked for is so, by this command or one before.
 
-use ec_cloud::{Acted, Awaited, Scheduled, Step, until_done, until_gone};
-use ec_model::{InstanceId, NodeId};
+use ec_cloud::{Acted, Awaited, Scheduled, Step, View, attach, find_placed, until_done, until_gone};
+use ec_model::{InstanceId, NodeId, State};
 use ec_runtime::exit::{Failure, tell};
 
 use super::{Applied, Making};
@@ -18,6 +18,13 @@ pub(super) enum Asked {
 }
 
 impl Asked {
+    /// Whose that is.
+    fn whose(&self) -> InstanceId {
+        match self {
+            Self::Made(of, _) | Self::Gone(of) | Self::Otherwise(of, _) => of.instance,
+        }
+    }
+
     /// What there is to wait for of what was asked of one that is called so.
     pub(super) fn of(name: &str, instance: InstanceId, acted: &Acted) -> Option<Self> {
         let awaited = acted.awaited?;
@@ -33,17 +40,19 @@ impl Asked {
 }
 
 impl Making<'_> {
-    /// Waits until all is so, one after the other; what is not is told in the line of what was done.
-    pub(super) async fn until_all(
-        &self,
-        asked: impl Iterator<Item = (&mut Applied, Asked)>,
-    ) -> Result<(), Failure> {
+    /// Waits until all is so, one after the other; what is not is told in the line of what was done, where something was.
+    pub(super) async fn until_all(&self, asked: Vec<(&mut Applied, Asked)>) -> Result<(), Failure> {
+        let now: Vec<_> = asked.iter().map(|(_, asked)| asked.whose()).collect();
+        let before = self.asked_before(&now).await?;
+        let asked = asked.into_iter().map(|(one, asked)| (one.name.clone(), Some(one), asked));
         let mut failed: Option<Failure> = None;
-        for (one, asked) in asked {
-            let Err(failure) = self.until(&one.name, &asked).await else { continue };
-            one.undo(&failure.message);
+        for (name, one, asked) in asked.chain(before.into_iter().map(|(name, asked)| (name, None, asked))) {
+            let Err(failure) = self.until(&name, &asked).await else { continue };
+            if let Some(one) = one {
+                one.undo(&failure.message);
+            }
             let is_interrupted = self.stop.is_cancelled();
-            let failure = Failure { message: format!("{}: {}", one.name, failure.message), ..failure };
+            let failure = Failure { message: format!("{name}: {}", failure.message), ..failure };
             if let Some(before) = failed.replace(failure) {
                 tell(&format!("eschedule: {}", before.message));
             }
@@ -52,6 +61,35 @@ impl Making<'_> {
             }
         }
         failed.map_or(Ok(()), Err)
+    }
+
+    /// What of the file's was asked for before, and is being made or given still; but for these.
+    async fn asked_before(&self, but: &[InstanceId]) -> Result<Vec<(String, Asked)>, Failure> {
+        let cloud = &self.session.cloud;
+        let mut asked = Vec::new();
+        for (number, made) in &self.instances {
+            let state = View::of(&find_placed(cloud, made.instance).await?).state;
+            let is_built =
+                matches!(State::named(&state), Some(State::Scheduled | State::Preparing | State::Starting));
+            if is_built && !but.contains(&made.instance) {
+                asked.push((self.of.instances[*number].name.clone(), Asked::Made(*made, "building")));
+            }
+        }
+        for (number, made) in &self.volumes {
+            let (wish, view) = (&self.of.volumes[*number], ec_cloud::volume(cloud, made.instance).await?);
+            if view.status == "creating" && !but.contains(&made.instance) {
+                asked.push((wish.name.clone(), Asked::Made(*made, "creating")));
+            }
+            let holder = wish.holder.and_then(|holder| self.instances.get(&holder));
+            if let Some(holder) = holder.filter(|holder| view.instance == Some(holder.instance)) {
+                // It is to have it already: that is said, with what there is to wait for.
+                let attached = attach(cloud, made.instance, holder.instance, None).await;
+                let acted = attached.map_err(|error| self.session.failed(error))?.acted;
+                let name = wish.name.clone();
+                asked.extend(Asked::of(&name, holder.instance, &acted).map(|asked| (name, asked)));
+            }
+        }
+        Ok(asked)
     }
 
     async fn until(&self, name: &str, asked: &Asked) -> Result<(), Failure> {
