@@ -204,6 +204,7 @@ impl Trial {
         &self.guest.stack
     }
 
+    #[expect(clippy::print_stdout, reason = "what a run of minutes is at")]
     fn note(&mut self, what: impl Into<String>) {
         let what = what.into();
         println!("{what}");
@@ -366,7 +367,7 @@ impl Trial {
             ensure!(of_own == newest || of_own == newest + 1, "of one moment: {of_own} and {newest}");
         }
         if what == "volume snapshot" && self.random.random_bool(0.5) {
-            if let Some((_, _)) = self.kept.take() {
+            if self.kept.take().is_some() {
                 self.guest.asks(&["snapshot", "delete", "kept", "--wait"])?;
             }
             let mut written = heard;
