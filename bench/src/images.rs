@@ -16,6 +16,8 @@ use tokio::sync::watch;
 use crate::stats::{Figure, Goal, Samples};
 
 const NODES: usize = 50;
+/// Where the store is.
+const PLACE: &str = "image-store";
 /// What each node's cache may hold, in bytes.
 const ROOM: u64 = 1 << 30;
 /// How often the origin may be asked for all of it.
@@ -25,7 +27,8 @@ const DOWNLOADS: f64 = 1.5;
 pub(crate) async fn measure(stack: &Stack) -> Result<Vec<Figure>> {
     let image = fs::read(tiny_image())?;
     let server = Server::start(move |_, _| ok(&image)).await;
-    let store = format!("file://{}/image-store", stack.directory().display());
+    let place = stack.directory().join(PLACE);
+    let store = format!("file://{}", place.display());
     let section: StoreSection = serde_json::from_value(serde_json::json!({"url": store}))?;
     let file = stack.file("schedule.yaml");
     let before = fs::read_to_string(&file)?;
@@ -67,11 +70,12 @@ fn downloads(server: &Server) -> f64 {
 
 /// Has each node fetch it, all at once.
 async fn fetched(directory: &Path, name: &str, store: &StoreSection, image: &ImageRef) -> Result<()> {
-    let loopback = "127.0.0.0/8".parse()?;
+    let (loopback, place) = ("127.0.0.0/8".parse()?, directory.join(PLACE));
     let nodes = (0..NODES).map(async |node| {
         let directory = directory.join(format!("{name}-{node}"));
         let config = CacheConfig {
             store: Some(store.clone()),
+            local: vec![place.clone()],
             allow_addresses: vec![loopback],
             ..CacheConfig::new(&directory, ROOM)
         };
