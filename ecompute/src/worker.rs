@@ -372,9 +372,10 @@ impl Worker {
         self.write(status).await
     }
 
-    /// Goes on for the newest request that differs in nothing that this is about.
+    /// Goes on for the newest request that differs in nothing that this is about: what is told from then on is told of that.
     fn take_up(&mut self) {
         if let Some(Requested { record: Ok(request), revision }) = self.newer.borrow_and_update().clone() {
+            (self.subject.name, self.subject.order) = (Some(hostname(&request)), Some(Order::of(&request)));
             (self.job.request, self.job.request_revision) = (Some(request), Some(revision));
         }
     }
