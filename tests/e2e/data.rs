@@ -3,7 +3,6 @@
 //! its disk is lost or older than it was, no other is damaged, and each copy is of one moment.
 
 use std::{
-    collections::BTreeSet,
     fs,
     io::{BufRead, BufReader},
     process::{Child, Command, Stdio},
@@ -28,6 +27,8 @@ const SLOTS: u32 = 32;
 /// Of so many lines of 16 bytes, each of which is its number.
 const LINES: usize = 4096;
 const RECORD: usize = LINES * 16;
+/// A guest that is ended may have written so many of which nobody heard; their numbers are left out.
+const UNHEARD: u32 = 16;
 /// Where the first lies, in records: 600 MiB.
 const FROM: u64 = 9600;
 /// Unless `ROUNDS` says how many things are done one after the other.
@@ -60,27 +61,46 @@ impl Slot {
         let whole = |number: u32| format!("{number:>15}\n").repeat(LINES).as_bytes() == bytes;
         number.filter(|number| whole(*number)).map_or(Self::Torn, Self::Whole)
     }
+
+    fn whole(&self) -> Option<u32> {
+        if let Self::Whole(number) = self { Some(*number) } else { None }
+    }
 }
 
-/// The records of a disk, in the order in which the guest heard that they are there.
+/// The newest record that is there.
+fn newest_of(slots: &[Slot]) -> u32 {
+    slots.iter().filter_map(Slot::whole).max().unwrap_or(0)
+}
+
+/// The records of a disk, in the order in which it was heard from the guest that they are there.
 #[derive(Clone, Debug, Default)]
-struct Written(Vec<u32>);
+struct Written {
+    heard: Vec<u32>,
+    /// With which numbers the guest began to write: what it wrote last before, nobody heard of, where it was ended.
+    begun: Vec<u32>,
+}
 
 impl Written {
     fn newest(&self) -> u32 {
-        self.0.last().copied().unwrap_or(0)
+        self.heard.last().copied().unwrap_or(0)
+    }
+
+    /// Whether the guest may have written it as it was ended: it lies behind all that was heard of before the next began.
+    fn may_be_unheard(&self, number: u32) -> bool {
+        self.begun.iter().filter(|first| **first > number).min().is_some_and(|first| {
+            self.heard.iter().filter(|heard| *heard < first).max().is_none_or(|last| *last < number)
+        })
     }
 
     /// Looks whether a disk has these and no older ones, as far as to the newest that is on it, which it answers: not older than `least`.
     /// Of those behind the last that was heard of nobody knows which are there, and of one what.
     fn is_on(&self, slots: &[Slot], least: u32) -> Result<u32> {
         let last = self.newest();
-        let whole = |slot: &Slot| if let Slot::Whole(number) = slot { Some(*number) } else { None };
-        let newest = slots.iter().filter_map(whole).max().unwrap_or(0);
+        let newest = newest_of(slots);
         ensure!(newest >= least, "the newest is {newest}, and {least} was there before: {slots:?}");
         let mut torn = 0;
         for (place, slot) in (0..).zip(slots) {
-            let of_place = self.0.iter().filter(|number| *number % SLOTS == place && **number <= newest);
+            let of_place = self.heard.iter().filter(|number| *number % SLOTS == place && **number <= newest);
             let heard = of_place.max().copied();
             match *slot {
                 Slot::Empty => ensure!(heard.is_none(), "{heard:?} is not there: {slots:?}"),
@@ -88,8 +108,8 @@ impl Written {
                     bail!("{number} lies at {place}: {slots:?}")
                 }
                 Slot::Whole(number) if heard == Some(number) || number > last => {}
-                // Written last, of which nobody has heard since its guest was ended.
-                Slot::Whole(number) if heard.is_none_or(|heard| heard < number) && number == newest => {}
+                Slot::Whole(number)
+                    if heard.is_none_or(|heard| heard < number) && self.may_be_unheard(number) => {}
                 Slot::Whole(number) => bail!("{number} is there and not {heard:?}: {slots:?}"),
                 // The one that is being written at this moment.
                 Slot::Torn => torn += 1,
@@ -103,23 +123,15 @@ impl Written {
     fn learn(&mut self, slots: &[Slot], least: u32) -> Result<u32> {
         let newest = self.is_on(slots, least)?;
         let last = self.newest();
-        let known: BTreeSet<u32> = self.0.iter().copied().collect();
-        let mut more: Vec<u32> = Vec::new();
-        for slot in slots {
-            if let Slot::Whole(number) = slot
-                && *number > last
-                && !known.contains(number)
-            {
-                more.push(*number);
-            }
-        }
+        let mut more: Vec<u32> =
+            slots.iter().filter_map(Slot::whole).filter(|number| *number > last).collect();
         more.sort_unstable();
-        self.0.extend(more);
-        self.0.retain(|number| *number <= newest);
+        self.heard.extend(more);
+        self.heard.retain(|number| *number <= newest);
         // A torn one is none that was heard of: what was there before it is gone with it.
         for (place, slot) in (0..).zip(slots) {
             if *slot == Slot::Torn {
-                self.0.retain(|number| number % SLOTS != place);
+                self.heard.retain(|number| number % SLOTS != place);
             }
         }
         Ok(newest)
@@ -169,7 +181,7 @@ impl Writer {
                 let Some((disk, number)) = line.split_once(' ') else { continue };
                 let Ok(number) = number.parse() else { continue };
                 let mut written = told.lock().unwrap_or_else(PoisonError::into_inner);
-                written[usize::from(disk == "data")].0.push(number);
+                written[usize::from(disk == "data")].heard.push(number);
             }
         });
         Ok(Self { ssh, heard, written })
@@ -233,18 +245,19 @@ impl Trial {
     }
 
     async fn writes(&mut self) -> Result<()> {
-        let first = self.written.iter().map(Written::newest).max().unwrap_or(0).max(self.highest()) + 1;
+        let first = self.written.iter().map(Written::newest).max().unwrap_or(0).max(self.highest()) + UNHEARD;
+        self.written.iter_mut().for_each(|written| written.begun.push(first));
         self.writer = Some(Writer::begin(&self.guest, self.data, first, self.written.clone()).await?);
         // A guest's system hears of a disk a moment after it is there.
-        let both = || [Disk::Own, Disk::Data].iter().all(|disk| self.heard(*disk).newest() >= first);
-        for _ in 0..300 {
-            if both() {
-                return Ok(());
-            }
-            tokio::time::sleep(Duration::from_millis(100)).await;
-        }
-        let sees = self.guest.run("for s in /sys/block/vd*; do echo $s; cat $s/serial $s/size; done").await?;
-        bail!("the guest does not write both: it sees {sees}")
+        self.until_heard(first, first).await
+    }
+
+    /// Waits until the guest has heard that these are on its own disk and on the volume, or newer ones.
+    async fn until_heard(&self, own: u32, data: u32) -> Result<()> {
+        let has = |disk, number| self.heard(disk).newest() >= number;
+        self.stack()
+            .until("what is written is heard of", async || Ok(has(Disk::Own, own) && has(Disk::Data, data)))
+            .await
     }
 
     /// The highest number that was ever written: a volume that is restored has lower ones.
@@ -355,15 +368,16 @@ impl Trial {
         };
         self.is_sound(&of_data)?;
         let slots = self.slots(&of_data)?;
-        // What was being written then is heard of by now.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+        // What was being written at that moment.
+        self.until_heard(0, newest_of(&slots)).await?;
         let heard = self.heard(Disk::Data);
         let newest = heard.is_on(&slots, before).with_context(|| format!("the {what}"))?;
         if what == "snapshot" {
             let file = format!("{copy}.qcow2");
             self.is_sound(&file)?;
-            let of_own =
-                self.heard(Disk::Own).is_on(&self.slots(&file)?, own).context("its own disk's copy")?;
+            let slots = self.slots(&file)?;
+            self.until_heard(newest_of(&slots), 0).await?;
+            let of_own = self.heard(Disk::Own).is_on(&slots, own).context("its own disk's copy")?;
             ensure!(of_own == newest || of_own == newest + 1, "of one moment: {of_own} and {newest}");
         }
         if what == "volume snapshot" && self.random.random_bool(0.5) {
@@ -371,7 +385,7 @@ impl Trial {
                 self.guest.asks(&["snapshot", "delete", "kept", "--wait"])?;
             }
             let mut written = heard;
-            written.0.retain(|number| *number <= newest);
+            written.heard.retain(|number| *number <= newest);
             written.learn(&slots, newest)?;
             self.guest.asks(&["volume", "rename", "copy", "kept"])?;
             self.kept = Some((copy, written));
@@ -408,14 +422,12 @@ impl Trial {
             let restore = restore.stdout(Stdio::null()).spawn()?;
             self.harm(false).await?;
             let output = tokio::task::block_in_place(|| restore.wait_with_output())?;
-            if output.status.success() {
-                self.written[1] = written;
-            } else {
+            if !output.status.success() {
                 // Killed beside it, etcd may not have answered: said again, it is so.
                 self.note(format!("  told: {}", String::from_utf8_lossy(&output.stderr).trim()));
                 self.guest.asks(&["snapshot", "restore", "kept"])?;
-                self.written[1] = written;
             }
+            self.written[Disk::Data as usize] = written;
             self.has(Disk::Data).context("restored")?;
             self.is_sound(&format!("{}.qcow2", self.data))?;
         }
