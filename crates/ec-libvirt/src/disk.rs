@@ -351,7 +351,7 @@ impl Pool {
 
     /// Puts a disk that is whole in the place of another, or of none, in one step, which lasts.
     pub(crate) fn put_in_place(&self, connect: &Connect, from: &Path, to: &Path) -> Result<(), CallError> {
-        let old = behind(to)?;
+        let old = self.behind(to)?;
         let whole = std::fs::File::open(from).and_then(|file| file.sync_all());
         match whole.and_then(|()| std::fs::rename(from, to)) {
             Ok(()) => {}
@@ -495,7 +495,7 @@ impl Pool {
     /// By libvirt what that knows of it, its disk first; then by hand whatever is left.
     fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
         for file in self.files_of(instance)? {
-            behind(&file)?.map_or(Ok(()), |disk| remove_file(&disk))?;
+            self.behind(&file)?.map_or(Ok(()), |disk| remove_file(&disk))?;
         }
         if let Some(pool) = pool {
             // Of its disk libvirt may know also where the file is gone.
@@ -503,6 +503,21 @@ impl Pool {
             self.files_of(instance)?.iter().try_for_each(|file| delete(pool, name_of(file)))?;
         }
         self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
+    }
+
+    /// The disk that a link in the pool leads to, since somebody has it elsewhere. None where it is no link, leads nowhere, or to what
+    /// lies in the pool itself, which is another's.
+    fn behind(&self, path: &Path) -> Result<Option<PathBuf>, CallError> {
+        if !path.is_symlink() {
+            return Ok(None);
+        }
+        let followed = |path: &Path| match path.canonicalize() {
+            Ok(leads) => Ok(Some(leads)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) => Err(CallError::io("follow", path, &error)),
+        };
+        let (disk, pool) = (followed(path)?, followed(&self.path)?);
+        Ok(disk.filter(|disk| disk.is_file() && disk.parent() != pool.as_deref()))
     }
 
     /// Every file of the instance: its disk, and what an external snapshot put beside it under the disk's name.
@@ -580,18 +595,6 @@ pub(crate) fn second_disk(come: &Path) -> CallError {
 pub(crate) fn keep_names(directory: &Path) -> Result<(), CallError> {
     let synced = File::open(directory).and_then(|directory| directory.sync_all());
     synced.map_err(|error| CallError::io("write", directory, &error))
-}
-
-/// The disk that a link in the pool leads to: somebody has it elsewhere. None where it is no link, or leads nowhere.
-fn behind(path: &Path) -> Result<Option<PathBuf>, CallError> {
-    if !path.is_symlink() {
-        return Ok(None);
-    }
-    match path.canonicalize() {
-        Ok(disk) => Ok(disk.is_file().then_some(disk)),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(CallError::io("follow", path, &error)),
-    }
 }
 
 /// What is not there is not an error.

@@ -191,6 +191,7 @@ fn uses(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Vec<Use>, 
         }
         // It may go at any moment, and has nothing then.
         let Some(documents) = absent(Which::of(&domain), ErrorNumber::NoDomain)? else { continue };
+        let is_up = documents.contains(&Which::Up);
         for which in documents {
             let has = match disks(&domain, pool, which) {
                 Err(CallError::Libvirt(error)) => {
@@ -201,7 +202,9 @@ fn uses(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Vec<Use>, 
             let has = has.into_iter().find(|has| has.attachment.volume == volume);
             uses.extend(has.map(|has| Use { domain: domain.clone(), instance, which, has }));
         }
-        let has = saved_with(&domain, pool)?.into_iter().find(|has| has.attachment.volume == volume);
+        // None has saved memory while it is up.
+        let saved = if is_up { Vec::new() } else { saved_with(&domain, pool)? };
+        let has = saved.into_iter().find(|has| has.attachment.volume == volume);
         uses.extend(has.map(|has| Use { domain, instance, which: Which::Next, has }));
     }
     Ok(uses)

@@ -200,6 +200,10 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     std::os::unix::fs::symlink(&elsewhere, file(own, linked)).unwrap();
     ours.destroy(linked).await.unwrap();
     assert!(!elsewhere.exists() && !file(own, linked).is_symlink());
+    // But not where that is another's.
+    std::os::unix::fs::symlink(file(own, volume), file(own, linked)).unwrap();
+    ours.destroy(linked).await.unwrap();
+    assert!(file(own, volume).exists() && !file(own, linked).is_symlink());
     let of_image = create(&VolumeSource::Image(base())).await;
     assert!(failure(ours.hand_over(of_image, node).await).contains("stands on an image"));
     for volume in [volume, of_image] {
