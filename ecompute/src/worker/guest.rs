@@ -178,6 +178,12 @@ impl Worker {
 
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
     pub(super) async fn keep_record(&mut self) -> Result<(), Stop> {
+        let record = self.record_as_found().await?;
+        self.put_record(record).await
+    }
+
+    /// The record of what is here without one.
+    pub(super) async fn record_as_found(&mut self) -> Result<InstanceRecord, Stop> {
         let request = self.request()?;
         let mut record = match self.record_of(&request).await {
             // Lost with its record: its guest had it, and all that is asked for stands on there being a record.
@@ -219,7 +225,7 @@ impl Worker {
         if request.resize.is_some() {
             record.resized = self.status.known().and_then(|status| status.resized.clone());
         }
-        self.put_record(record).await
+        Ok(record)
     }
 
     /// The node's record as the request has it, of a guest that has not run.

@@ -93,8 +93,7 @@ impl Worker {
             }
             if self.parts.hypervisor.observe(instance).await?.volume {
                 self.touched_hypervisor = true;
-                self.keep_record().await?;
-                self.note_ended_rebuild().await?;
+                self.keep_what_came().await?;
                 tracing::info!("RECEIVED VOLUME {instance}");
                 return Ok(());
             }
@@ -108,14 +107,13 @@ impl Worker {
         Err(Stop::Retry(NOT_HANDED_OVER.to_owned()))
     }
 
-    /// Of a volume that came: what was wished to be made anew of it had come to its end before, or it would not have come. An older
-    /// etcd wishes it again. Told before it is told to be there: until then it counts as being made anew.
-    async fn note_ended_rebuild(&mut self) -> Result<(), Stop> {
-        let Some(wished_at) = self.request()?.rebuild.as_ref().map(|wish| wish.wished_at) else {
-            return Ok(());
-        };
-        let record = self.own_record().await?;
-        self.put_record(InstanceRecord { rebuilt: Some(Rebuilt { wished_at, failed: None }), ..record })
+    /// Writes the node's record of a volume that came. What was wished to be made anew of it had come to its end before, or it would
+    /// not have come; an older etcd wishes that again. Told before it is told to be there: until then it counts as being made anew.
+    async fn keep_what_came(&mut self) -> Result<(), Stop> {
+        let wished = self.request()?.rebuild.as_ref().map(|wish| wish.wished_at);
+        let found = self.record_as_found().await?;
+        let Some(wished_at) = wished else { return self.put_record(found).await };
+        self.put_record(InstanceRecord { rebuilt: Some(Rebuilt { wished_at, failed: None }), ..found })
             .await?;
         self.note_rebuild().await
     }
