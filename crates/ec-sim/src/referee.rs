@@ -96,8 +96,14 @@ pub(crate) struct Known {
     /// As the how manyth transactions the newest of them was written, and the disk was made that is to take the old one's place.
     rebuild_count: u64,
     successor_count: u64,
+    /// As the how manyth the newest of them was written that its agent had told to have taken up, and the one of which
+    /// the disk was made then.
+    pub(crate) rebuild_taken_up: u64,
+    successor_of: u64,
     /// As the how manyth the disk was made that took the old one's place last.
     replaced_with: u64,
+    /// Of which wish, as the how manyth transaction it was written.
+    replaced_of: u64,
     /// So many wishes for a rescue disk there were, which may have arrived.
     pub(crate) rescues_wished: u32,
     /// The newest wish for another size that a user was told of.
@@ -558,13 +564,16 @@ impl Referee {
             {
                 self.found(format!("{what:?} of {instance}, and no user wished anything of its power"));
             }
-            Operation::CreateSuccessor => known.successor_count = self.transactions,
+            Operation::CreateSuccessor => {
+                known.successor_count = self.transactions;
+                known.successor_of = known.rebuild_taken_up;
+            }
             Operation::ReplaceOverlay => {
                 let is_sure = !(self.restored || known.disturbed || known.record_lost);
-                if known.rebuild_count > 0 && known.replaced_with >= known.rebuild_count && is_sure {
+                if known.rebuild_count > 0 && known.replaced_of >= known.rebuild_count && is_sure {
                     self.findings.push(format!("the disk of {instance} was replaced twice for one wish"));
                 }
-                known.replaced_with = known.successor_count;
+                (known.replaced_with, known.replaced_of) = (known.successor_count, known.successor_of);
                 known.replaced += u32::from(std::mem::take(&mut known.wrote_disk));
                 if known.replaced > known.rebuilds_wished {
                     self.found(format!(

@@ -38,10 +38,26 @@ const KEPT: [Aspect; 7] = [disk, told, kept::access, kept::record, kept::intent,
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     match facts.handover {
         Some(Handover::To(_)) => Plan::run(vec![HandOver], "handing it over to another node"),
-        _ if ran(facts) => kept::keep(&KEPT, facts, limits),
+        _ if ran(facts) && !comes(facts) => kept::keep(&KEPT, facts, limits),
         Some(Handover::From(_)) => receive(facts),
         None => super::first(&NEW, facts, limits),
     }
+}
+
+/// Whether it comes from another node, or came while nobody looked: nothing was told of it here, nor written down, since it was
+/// placed here. What is from before then an older etcd told, or this node when it had it last.
+fn comes(facts: &Facts) -> bool {
+    let is_older = |epoch: u64| facts.edition.is_some_and(|asked| epoch < asked.epoch);
+    let is_unrecorded = match facts.record {
+        RecordFacts::Absent => true,
+        RecordFacts::Kept { intent, .. } => {
+            !facts.observed.volume && intent.is_some_and(|kept| is_older(kept.epoch))
+        }
+        RecordFacts::Unreadable => false,
+    };
+    let is_untold = known(facts)
+        .is_none_or(|told| is_older(told.epoch) || matches!(told.state, State::Preparing | State::Error));
+    matches!(facts.handover, Some(Handover::From(_))) && is_unrecorded && is_untold
 }
 
 /// Somebody has written it, wherever it is: nothing is made, and nothing swept.

@@ -243,6 +243,7 @@ impl Referee {
             known.was_active &= !is_before_active(status.state);
             known.ended = None;
             known.told_late = true;
+            known.wrote |= known.is_volume && status.state == State::Active;
             // And may say the same once more.
             known.told_before.push_front((
                 status.epoch,
@@ -273,6 +274,7 @@ impl Referee {
         }
         if request.as_ref().is_some_and(|request| request.generation == status.observed_generation) {
             known.taken_up = known.taken_up.max(Some((status.epoch, status.observed_generation)));
+            known.rebuild_taken_up = known.rebuild_count;
         }
         known.told_late = false;
         let harmed = restored || known.disturbed || lost_disk;

@@ -1,10 +1,10 @@
 //! Volumes, and the machines that have them.
 
 use Effect::{
-    Cover, DropRecord, Extend, HandOver, NoteResize, NoteVolumes, PrepareVolume, Receive, RemoveDomain,
-    SetVolumes,
+    Cover, DropRecord, Extend, HandOver, KeepIntent, NoteResize, NoteVolumes, PrepareVolume, Receive,
+    RemoveDomain, SetVolumes,
 };
-use ec_model::Handover;
+use ec_model::{Edition, Handover};
 use jiff::Timestamp;
 
 use super::*;
@@ -220,6 +220,18 @@ fn a_volume_that_moves_is_handed_over_and_received_and_nothing_is_made_in_its_pl
         ..there()
     };
     let preparing = Facts { status: status(State::Preparing, None, false, false), ..unknown.clone() };
+    let again = |kept: u64, asked: u64| {
+        let at = |epoch: u64| Some(Edition { epoch, generation: 1 });
+        let RecordFacts::Kept { started, rebuilt, metadata, root, rescued, size, rescue_begun, .. } =
+            gone.record
+        else {
+            panic!("it has a record")
+        };
+        let intent = at(kept);
+        let record =
+            RecordFacts::Kept { started, rebuilt, metadata, root, rescued, size, rescue_begun, intent };
+        from(Facts { record, edition: at(asked), ..gone.clone() })
+    };
     all([
         (to(there()), Runs(&[HandOver])),
         // Killed after that, before its keys went.
@@ -230,10 +242,28 @@ fn a_volume_that_moves_is_handed_over_and_received_and_nothing_is_made_in_its_pl
         // Whatever placement says: somebody has written it.
         (from(with(Allocation::Absent, preparing.clone())), Runs(&[Receive])),
         // Received, and killed before its record was written.
-        (from(Facts { observed: there().observed, ..preparing }), Runs(&[Announce(State::Active, None)])),
+        (from(Facts { observed: there().observed, ..preparing.clone() }), Runs(&[Receive])),
+        // It came while nobody looked.
+        (
+            from(Facts { observed: there().observed, ..unknown.clone() }),
+            Runs(&[Announce(State::Preparing, None)]),
+        ),
         (from(Facts { record: RecordFacts::Absent, ..there() }), Runs(&[KeepRecord])),
         (from(there()), Settled),
-        (from(gone), Tells(State::Error, "its disk is gone; the rest is kept until it is destroyed", &[])),
+        (
+            from(gone.clone()),
+            Tells(State::Error, "its disk is gone; the rest is kept until it is destroyed", &[]),
+        ),
+        // An older etcd had it here, and it comes from where it was.
+        (again(1, 1), Tells(State::Error, "its disk is gone; the rest is kept until it is destroyed", &[])),
+        (again(2, 1), Tells(State::Error, "its disk is gone; the rest is kept until it is destroyed", &[])),
+        (again(1, 2), Runs(&[Announce(State::Preparing, None)])),
+        (Facts { status: status(State::Error, None, false, false), ..again(1, 2) }, Runs(&[Receive])),
+        (
+            Facts { handover: None, ..again(1, 2) },
+            Tells(State::Error, "its disk is gone; the rest is kept until it is destroyed", &[]),
+        ),
+        (Facts { observed: there().observed, ..again(1, 2) }, Runs(&[KeepIntent])),
     ]);
     let destroyed = Facts { wanted: Wanted::Destroyed, ..from(unknown) };
     let Next::Run(effects) = plan(&destroyed, &LIMITS).next else { panic!("it is swept") };
