@@ -273,6 +273,13 @@ impl<'a> Draft<'a> {
         }
     }
 
+    /// Something is to go that any provider may have: that stands on all of them being known.
+    pub fn need_all_providers(&mut self) {
+        if let Some(why) = self.base.provider_unknown() {
+            self.trouble = Some(why.to_owned());
+        }
+    }
+
     /// What is used of a provider's class.
     pub fn used(&self, provider: Uuid, class: &Name) -> i64 {
         let base = self.base.find(&provider).map_or(0, |node| node.used(class));

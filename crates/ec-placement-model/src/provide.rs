@@ -151,6 +151,8 @@ pub(super) fn delete(draft: &mut Draft<'_>, uuid: Uuid) -> Refusable<Outcome> {
     if draft.is_used(uuid) {
         return Err(ModelError::ProviderInUse);
     }
+    draft.need_all_providers();
+    draft.need_all_use();
     draft.put(Key::Provider(uuid), None);
     draft.put(Key::ProviderName(Arc::clone(&record.name)), None);
     Ok(Outcome::Done)
@@ -178,6 +180,9 @@ pub(super) fn set_inventories(
     if !gone.is_empty() {
         gone.sort_by_key(|class| class_order(class));
         return Err(ModelError::InventoryInUse { classes: gone.join(", "), provider: uuid });
+    }
+    if before.inventories.iter().any(|(class, _)| inventories.iter().all(|(own, _)| own != class)) {
+        draft.need_all_use();
     }
     inventories.sort_by(|a, b| a.0.cmp(&b.0));
     put(draft, uuid, Provider { inventories, updated_at: now, ..(*before).clone() }, generation + 1);
@@ -315,6 +320,7 @@ pub(super) fn delete_trait(draft: &mut Draft<'_>, name: &Name) -> Refusable<Outc
     if draft.trait_is_used(name) {
         return Err(ModelError::TraitInUse(name.to_string()));
     }
+    draft.need_all_providers();
     draft.put(Key::Trait(Arc::clone(name)), None);
     Ok(Outcome::Done)
 }
@@ -347,6 +353,7 @@ pub(super) fn delete_class(draft: &mut Draft<'_>, name: &Name) -> Refusable<Outc
     if draft.class_is_used(name) {
         return Err(ModelError::ClassInUse(name.to_string()));
     }
+    draft.need_all_providers();
     draft.put(Key::Class(Arc::clone(name)), None);
     Ok(Outcome::Done)
 }
@@ -370,6 +377,8 @@ pub(super) fn rename_class(
     if draft.has_class(to) {
         return Err(ModelError::ClassExists(to.to_string()));
     }
+    draft.need_all_providers();
+    draft.need_all_use();
     let renamed = |name: &Name| if name == from { Arc::clone(to) } else { Arc::clone(name) };
     let (providers, consumers) = draft.holders_of(from);
     for uuid in providers {

@@ -299,6 +299,12 @@ impl State {
         Some(format!("{why}; it may use anything, and what it was is compacted"))
     }
 
+    /// Why nobody knows what every provider has, and below which it is, where that is so: a provider's record cannot be read.
+    pub fn provider_unknown(&self) -> Option<&str> {
+        let is_provider = |(key, part): &(Key, Part)| matches!((key, part), (Key::Provider(_), Part::Record));
+        self.unreadable.iter().find(|(of, _)| is_provider(of)).map(|(_, why)| why.as_str())
+    }
+
     /// Every record that cannot be read, and why.
     pub fn unreadable(&self) -> impl ExactSizeIterator<Item = &str> {
         self.unreadable.values().map(String::as_str)

@@ -409,7 +409,7 @@ impl<M: Commands> Committer<M> {
         let Landing { stand, changes, .. } = out.landing;
         let epoch = out.arrives.is_some();
         let written = Written { revision: outcome.revision, id: out.id.into(), changes, epoch };
-        self.view.take_written(stand, written);
+        self.view.take_written(&stand, written);
         // Of two that were under way at once the later place holds.
         let mut arrived = self.arrived();
         *arrived = out.arrives.max(*arrived);

@@ -33,12 +33,13 @@ pub enum Common {
 }
 
 /// Where a transaction believes the store to be.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Stand {
     /// The revision of the clock that is known.
     pub(crate) clock: Revision,
-    /// The revision of the epoch that is known; 0: there is none.
-    pub(crate) epoch: Revision,
+    /// The epoch that is known; none: there is none. What it is and not when it was written: of two histories behind one
+    /// backup, each may have written its own at the same revision.
+    pub(crate) epoch: Option<Arc<[u8]>>,
     /// Which listing of the store all this began with.
     pub(crate) listing: u64,
 }
@@ -99,14 +100,13 @@ impl Prefix {
     ///
     /// A store that was put back behind what is known does not have the clock that far. Where it has been
     /// written since, whoever did so has written the epoch before.
-    pub(crate) fn beat(&self, stand: Stand, id: &str) -> Txn {
+    pub(crate) fn beat(&self, stand: &Stand, id: &str) -> Txn {
         let mut txn = Txn::new().put(self.clock(), id);
         let epoch = self.epoch();
         if !planted("epoch-not-compared") {
-            txn = txn.when(if stand.epoch == 0 {
-                Compare::Absent(epoch)
-            } else {
-                Compare::Unchanged(epoch, stand.epoch)
+            txn = txn.when(match &stand.epoch {
+                None => Compare::Absent(epoch),
+                Some(known) => Compare::Holds(epoch, known.to_vec()),
             });
         }
         if stand.clock == 0 { txn } else { txn.when(Compare::NotBefore(self.clock(), stand.clock)) }

@@ -109,7 +109,7 @@ impl<M: Model> View<M> {
     /// Looks at the state together with where in the store's history it stands.
     pub(crate) fn stand<T>(&self, look: impl FnOnce(&M::State, Stance) -> T) -> T {
         let held = self.held();
-        look(&held.state, Stance { stand: held.stand, whole: held.untold.is_empty() })
+        look(&held.state, Stance { stand: held.stand.clone(), whole: held.untold.is_empty() })
     }
 
     /// A copy of the state, to look at for long. Who asks while it is the same shares one.
@@ -143,7 +143,7 @@ impl<M: Model> View<M> {
     /// What others wrote before it may be missing still; of that, nothing that was written stands on. Reads wait
     /// for the watch all the same. Of two transactions under way the later may be answered first: it stands on no
     /// record that the other writes, or one of the two would have failed.
-    pub(crate) fn take_written(&self, stand: Stand, written: Written<M::Change>) {
+    pub(crate) fn take_written(&self, stand: &Stand, written: Written<M::Change>) {
         let Written { revision, id, changes, epoch } = written;
         let mut held = self.held.write().unwrap_or_else(PoisonError::into_inner);
         // It is in the state already; or that is of another history.
@@ -156,7 +156,7 @@ impl<M: Model> View<M> {
         held.untold.insert(at, (revision, Arc::clone(&id)));
         held.stand.clock = held.stand.clock.max(revision);
         if epoch {
-            held.stand.epoch = revision;
+            held.stand.epoch = Some(id.as_bytes().into());
         }
         self.history.wrote(revision, id);
     }
@@ -274,7 +274,7 @@ impl<M: Model> View<M> {
 }
 
 /// How a state stands in the store's history.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Stance {
     /// What a transaction on it has to believe.
     pub(crate) stand: Stand,
@@ -298,7 +298,7 @@ pub(crate) struct Written<C> {
 #[derive(Default)]
 struct Beside {
     clock: Option<Revision>,
-    epoch: Option<Revision>,
+    epoch: Option<Option<Arc<[u8]>>>,
     turn: Option<Option<Turn>>,
     importing: Option<bool>,
 }
@@ -307,7 +307,7 @@ impl Beside {
     fn put(&mut self, common: Common, pair: &KeyValue) {
         match common {
             Common::Clock => self.clock = Some(pair.mod_revision),
-            Common::Epoch => self.epoch = Some(pair.mod_revision),
+            Common::Epoch => self.epoch = Some(Some(pair.value.as_slice().into())),
             Common::Turn => {
                 let holder = String::from_utf8_lossy(&pair.value).into();
                 self.turn = Some(Some(Turn { holder, revision: pair.mod_revision, since: Instant::now() }));
@@ -319,7 +319,7 @@ impl Beside {
     fn delete(&mut self, common: Common) {
         match common {
             Common::Clock => self.clock = Some(0),
-            Common::Epoch => self.epoch = Some(0),
+            Common::Epoch => self.epoch = Some(None),
             Common::Turn => self.turn = Some(None),
             Common::Import => self.importing = Some(false),
         }
@@ -332,7 +332,7 @@ impl Beside {
             Some(gone) => gone,
             None => held.stand.clock,
         };
-        held.stand.epoch = self.epoch.unwrap_or(held.stand.epoch);
+        held.stand.epoch = self.epoch.unwrap_or(held.stand.epoch.take());
         held.turn = self.turn.unwrap_or(held.turn.take());
     }
 }
@@ -425,7 +425,7 @@ mod tests {
         let key = |version: i64| Key::Limit(format!("p{version}").into());
         for version in [6, 5] {
             view.take_written(
-                stand,
+                &stand,
                 Written {
                     revision: version * 2,
                     id: format!("t-{version}").into(),

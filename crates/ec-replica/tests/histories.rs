@@ -309,3 +309,27 @@ async fn a_revision_of_another_history_does_not_pass() {
     assert_eq!(stale.write(take("b")).await, Err(WriteError::Refused(Refusal::Over(16, 10))));
     assert_eq!(*stale.copy(), stored(&store));
 }
+
+/// etcd is put back twice, and another replica writes after each at the same revision.
+#[tokio::test(start_paused = true)]
+async fn one_of_two_histories_behind_a_backup_does_not_pass_for_the_other() {
+    let store = MemoryStore::new();
+    let replica = || {
+        let limits = Limits { operations: 24 };
+        let door = Arc::new(store.clone());
+        Replica::start(door, Quota::new(), limits, Host::default(), CancellationToken::new())
+    };
+    let take = |taker: &str, amount| Command::Take(project(0), taker.into(), amount);
+    replica().write(Command::Limit(project(0), 10)).await.unwrap();
+    let backup = store.faults().backup();
+    replica().write(take("a", 4)).await.unwrap();
+    let stale = replica();
+    stale.fresh().await.unwrap();
+    let known = store.revision();
+    store.faults().freeze_watches();
+    store.faults().restore(&backup);
+    replica().write(take("c", 8)).await.unwrap();
+    assert_eq!(store.revision(), known, "else this shows nothing");
+    stale.write(take("b", 4)).await.unwrap_err();
+    assert_eq!(stored(&store).taken("p0"), 8);
+}

@@ -39,6 +39,7 @@ pub async fn suite(store: Arc<dyn Store>, root: &str) {
     cases! {
         writes::a_key_is_created_once,
         writes::a_changed_key_is_not_overwritten,
+        writes::what_lies_under_a_key_is_compared_byte_by_byte,
         writes::a_prefix_is_taken_once,
         writes::a_transaction_happens_as_a_whole_or_not_at_all,
         writes::a_transaction_that_changes_nothing_has_no_revision,

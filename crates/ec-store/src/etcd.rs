@@ -342,6 +342,7 @@ fn wire_txn(txn: Txn) -> etcd_client::Txn {
             Compare::Unchanged(key, revision) => {
                 etcd_client::Compare::mod_revision(key, CompareOp::Equal, revision)
             }
+            Compare::Holds(key, value) => etcd_client::Compare::value(key, CompareOp::Equal, value),
             // Of a range, every key must compare, and where there is none, one that was never made does.
             Compare::NoneUnder(prefix) => {
                 let end = prefix_end(&prefix);

@@ -56,6 +56,8 @@ pub enum Compare {
     Present(String),
     /// The key was last changed at exactly this revision.
     Unchanged(String, Revision),
+    /// There is such a key, and this is what lies under it.
+    Holds(String, Vec<u8>),
     /// There is no key that begins with this prefix.
     NoneUnder(String),
     /// No key that begins with this prefix was written after this revision. That one was deleted does not matter.
@@ -71,6 +73,7 @@ impl Compare {
             Self::Absent(key)
             | Self::Present(key)
             | Self::Unchanged(key, _)
+            | Self::Holds(key, _)
             | Self::NoneUnder(key)
             | Self::NoneSince(key, _)
             | Self::NotBefore(key, _) => key,

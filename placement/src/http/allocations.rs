@@ -16,7 +16,7 @@ use super::{
     error::{ApiError, ApiResult, code},
     params::{exact_uuid, uuid_like},
     policy::Rule,
-    providers::{find, readable},
+    providers::{find, readable, use_known},
     reply::{Reply, now},
 };
 
@@ -91,6 +91,7 @@ pub(super) async fn of_provider(call: &Call<'_>) -> ApiResult<Reply> {
                 detail: format!("Resource provider '{text}' not found: {}", error.detail),
                 ..error
             })?;
+            use_known(state)?;
             let mut modified: Option<Seconds> = None;
             let mut allocations = Map::new();
             for uuid in state.find(&found.uuid).iter().flat_map(|node| &node.consumers) {

@@ -253,6 +253,53 @@ fn while_nobody_knows_what_is_used_less_may_be_used_and_not_more() {
 }
 
 #[test]
+fn nothing_goes_that_a_provider_may_have_which_cannot_be_read_nor_what_may_be_in_use() {
+    let class = || intern("CUSTOM_C");
+    let inventories = |classes: &[&str]| Command::SetInventories {
+        provider: id(1),
+        generation: None,
+        inventories: classes.iter().map(|class| (intern(class), some(8))).collect(),
+    };
+    let made = [
+        Command::EnsureTrait(intern("CUSTOM_T")),
+        Command::EnsureClass(class()),
+        inventories(&["VCPU", "MEMORY_MB"]),
+    ];
+    let state = after(&host(), &made);
+    let unread = |change: Change| {
+        let mut state = state.clone();
+        state.apply([Change::UseUnknown(id(100)), change]);
+        state
+    };
+    let spoilt = |key| unread(Change::Unreadable { key, part: Part::Record, why: "spoilt".into() });
+    let provider = spoilt(Key::Provider(id(9)));
+    let consumer = spoilt(Key::Consumer(id(100)));
+    // What a count of changes says is nothing of what there is.
+    let generation = unread(Change::Unreadable {
+        key: Key::Provider(id(9)),
+        part: Part::Generation,
+        why: "spoilt".into(),
+    });
+    for (command, of_providers, of_use) in [
+        (Command::DeleteProvider(id(1)), true, true),
+        (Command::DeleteTrait(intern("CUSTOM_T")), true, false),
+        (Command::DeleteClass(class()), true, false),
+        (Command::RenameClass { from: class(), to: intern("CUSTOM_D") }, true, true),
+        (inventories(&["VCPU"]), false, true),
+        (Command::DeleteInventory { provider: id(1), class: intern("VCPU") }, false, true),
+        (inventories(&["VCPU", "MEMORY_MB", "DISK_GB"]), false, false),
+    ] {
+        for (state, is_refused) in
+            [(&state, false), (&generation, false), (&provider, of_providers), (&consumer, of_use)]
+        {
+            let outcome = tried(state, &command, 0).0;
+            let refused = matches!(&outcome, Err(ModelError::Unreadable(why)) if why.starts_with("spoilt"));
+            assert!(refused == is_refused && refused != outcome.is_ok(), "{command:?}: {outcome:?}");
+        }
+    }
+}
+
+#[test]
 fn what_this_release_does_not_know_is_written_back_with_its_record_and_goes_with_it() {
     let extra = Extra::between(&json!({"color": "red"}), &json!({}));
     let mut state = host();

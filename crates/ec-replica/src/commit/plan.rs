@@ -84,14 +84,14 @@ fn plan_on<'p, M: Commands>(
     let idle = M::size(draft) == 0 && !beat;
     // Where what we wrote ourselves is here and what others wrote before it is not, no moment of etcd was like
     // that. So an answer that writes nothing is put to etcd, too.
-    let txn = (!idle || !whole).then(|| txn(model, draft, stand, &id));
+    let txn = (!idle || !whole).then(|| txn(model, draft, &stand, &id));
     let records = M::seen(draft).map(|(key, _)| key.clone()).collect();
     let landing = Landing { stand, changes: M::written(draft), records };
     (Plan { id, answers, txn, needs_fresh: needs_fresh || idle }, landing)
 }
 
 /// The transaction that makes a draft true, if nothing that it stands on has changed.
-fn txn<M: Commands>(model: &M, draft: &M::Draft<'_>, stand: Stand, id: &str) -> Txn {
+fn txn<M: Commands>(model: &M, draft: &M::Draft<'_>, stand: &Stand, id: &str) -> Txn {
     let mut txn = model.prefix().beat(stand, id);
     if !planted("race-not-compared") {
         txn.when.extend(M::seen(draft).map(|(key, revision)| {

@@ -28,7 +28,7 @@ const NAMES: [&str; 2] = ["/ecompute/names/", "/ecompute/volume-names/"];
 /// Whether it holds only while the key is as it was read.
 fn compares(txn: &Txn, key: &str) -> bool {
     txn.when.iter().any(|compare| match compare {
-        Compare::Absent(own) | Compare::Unchanged(own, _) => own == key,
+        Compare::Absent(own) | Compare::Unchanged(own, _) | Compare::Holds(own, _) => own == key,
         Compare::Present(_) | Compare::NoneUnder(_) | Compare::NoneSince(..) | Compare::NotBefore(..) => {
             false
         }
@@ -247,7 +247,7 @@ fn with_others(world: &World, txn: &Txn, instance: InstanceId, request: Option<&
 fn waits_for_a_node(world: &World, txn: &Txn) -> bool {
     let [alive, known] = [world.keys.all_alive(), world.keys.nodes()];
     txn.when.iter().any(|compare| match compare {
-        Compare::Absent(key) | Compare::Unchanged(key, _) => {
+        Compare::Absent(key) | Compare::Unchanged(key, _) | Compare::Holds(key, _) => {
             key.starts_with(&alive) || key.starts_with(&known)
         }
         Compare::Present(_) | Compare::NoneUnder(_) | Compare::NoneSince(..) | Compare::NotBefore(..) => {

@@ -33,6 +33,21 @@ pub(super) async fn a_changed_key_is_not_overwritten(scene: Scene) {
     assert!(scene.txn(absent).await.unwrap().succeeded);
 }
 
+pub(super) async fn what_lies_under_a_key_is_compared_byte_by_byte(scene: Scene) {
+    let value = [0, 255, b'a'];
+    scene.commit(Txn::new().put(scene.key("a"), value)).await;
+    let holds = |key: &str, value: &[u8]| {
+        Txn::new().when(Compare::Holds(scene.key(key), value.to_vec())).put(scene.key("b"), "")
+    };
+    assert!(scene.txn(holds("a", &value)).await.unwrap().succeeded);
+    // Written again, it is still that.
+    scene.commit(Txn::new().put(scene.key("a"), value)).await;
+    assert!(scene.txn(holds("a", &value)).await.unwrap().succeeded);
+    for (key, other) in [("a", &value[..2]), ("a", b""), ("none", &value), ("none", b"")] {
+        assert!(!scene.txn(holds(key, other)).await.unwrap().succeeded, "{key} {other:?}");
+    }
+}
+
 pub(super) async fn a_prefix_is_taken_once(scene: Scene) {
     let take = |name: &str| {
         Txn::new().when(Compare::NoneUnder(scene.key("web/"))).put(scene.key(format!("web/{name}")), "")

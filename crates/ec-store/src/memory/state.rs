@@ -117,6 +117,7 @@ impl State {
                 // As in etcd, a key that is not there was last changed at revision 0.
                 self.keys.get(key).map_or(0, |pair| pair.mod_revision) == *revision
             }
+            Compare::Holds(key, value) => self.keys.get(key).is_some_and(|pair| pair.value == *value),
             Compare::NoneUnder(prefix) => self.list(prefix).pairs.is_empty(),
             Compare::NoneSince(prefix, revision) => {
                 self.list(prefix).pairs.iter().all(|pair| pair.mod_revision <= *revision)

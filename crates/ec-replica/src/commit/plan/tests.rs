@@ -70,7 +70,7 @@ async fn a_choice_ends_where_the_next_would_not_fit() {
 async fn a_refusal_on_what_was_so_at_no_moment_is_put_to_etcd() {
     let (state, model) = (state(), Quota::new());
     let plan = |whole, amount| {
-        let stance = Stance { stand: Stand { clock: 9, epoch: 0, listing: 1 }, whole };
+        let stance = Stance { stand: Stand { clock: 9, epoch: None, listing: 1 }, whole };
         let commands = [take("a", 1, amount)];
         let draft = &mut Quota::draft(&state);
         plan_on(&model, draft, stance, Limits::default(), commands.iter(), "t-1".into(), NOW).0
