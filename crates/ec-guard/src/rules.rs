@@ -17,7 +17,7 @@
 //! set would leave every guest mute until it renews its lease.
 
 /// Grows with each change of the rules. An older agent leaves a newer one's alone.
-pub(crate) const VERSION: u32 = 3;
+pub(crate) const VERSION: u32 = 4;
 
 /// What a rule's comment begins with that tells the version.
 pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
@@ -101,6 +101,7 @@ table bridge ecompute {
   }
   chain port_mac {
     iifname . ether saddr != @own_mac counter drop
+    ether type { 8021q, 8021ad } counter drop
     ether type arp iifname . arp saddr ether != @own_mac counter drop
     ip daddr . tcp dport @control4 counter drop
     ip6 daddr . tcp dport @control6 counter drop

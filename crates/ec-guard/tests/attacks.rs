@@ -260,15 +260,28 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
     let tap = Tap { pin: Pin::Mac, ..attacker.tap() };
     Guard::default().sync(&want(vec![tap])).unwrap();
     let seen = Host::seen(&attacker, a, &victim, v);
-    for name in
-        ["mac-of-another", "mac-of-peer", "arp-mac-of-another", "advert-of-another", "solicit-of-another"]
-    {
+    for name in [
+        "mac-of-another",
+        "mac-of-peer",
+        "arp-mac-of-another",
+        "advert-of-another",
+        "solicit-of-another",
+        "vlan0",
+        "qinq",
+    ] {
         assert!(!seen.contains(name), "{name}: {seen:?}");
     }
     for name in ["ok-udp", "ok-arp", "ip-free", "ok-ns", "router-advert"] {
         assert!(seen.contains(name), "{name}: {seen:?}");
     }
     assert!(attacker.pings(GATEWAY) && !attacker.connects(FAR, 2379) && attacker.connects(FAR, 8080));
+
+    // Whoever receives it takes tags of no VLAN off, as many as there are.
+    let (own, host) = (attacker.mac, sh(&format!("cat /sys/class/net/{BRIDGE}/address")));
+    let answered = |port: u16| {
+        attacker.sh(&format!("python3 {SCRIPT} connect_tagged eth0 {own} {a} {FAR} {} {port}", host.trim()))
+    };
+    assert_eq!((answered(8080).trim(), answered(2379).trim()), ("0", ""));
 }
 
 #[test]

@@ -6,6 +6,7 @@ ask_far IP PORT                sends what passes for a renewal from port 68, and
 bpdu DEVICE MAC                says that it is the root of the spanning tree
 release DEVICE MAC CHADDR IP SERVER   gives an address back
 attack DEVICE MAC IP PEER_MAC PEER_IP GATEWAY   sends one frame of each kind, with its name in it
+connect_tagged DEVICE MAC IP TO TO_MAC PORT   asks for a connection in frames with tags of no VLAN; prints who is answered
 ping IP [SOURCE]               fails where no echo comes back
 watch DEVICE                   prints the names of the frames that arrive until a second after the end of its input
 """
@@ -188,6 +189,29 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     wrapped("ethertype", b"", 0x88B5, b"")
     # Last: without rules, the bridge takes us for the peer from here on.
     talk("mac-of-peer", peer_mac, peer_ip)
+
+
+def connect_tagged(device, own, address, to, to_mac, port):
+    own, address, to, to_mac, raw, answered = mac(own), ip(address), ip(to), mac(to_mac), packets(device), []
+    for tags in (0, 1, 2, 3):
+        port_of_ours = 3000 + tags
+        def tcp(check):
+            return struct.pack("!HHIIBBHHH", port_of_ours, int(port), 7, 0, 0x50, 2, 1024, check, 0)
+        pseudo = address + to + struct.pack("!BBH", 0, 6, 20)
+        packet = ip4(address, to, 6, tcp(checksum(pseudo + tcp(0))))
+        raw.send(to_mac + own + b"\x81\0\0\0" * tags + struct.pack("!H", 0x800) + packet)
+        raw.settimeout(0.1)
+        end = time.time() + 0.7
+        while time.time() < end:
+            try:
+                frame = raw.recv(2048)
+            except socket.timeout:
+                continue
+            ports = struct.pack("!HH", int(port), port_of_ours)
+            if frame[12:14] == b"\x08\0" and frame[23] == 6 and frame[34:38] == ports and frame[47] == 0x12:
+                answered.append(str(tags))
+                break
+    print(" ".join(answered))
 
 
 def ping(to, source="0.0.0.0"):
