@@ -1,5 +1,7 @@
 //! Query strings, read into what is searched for.
 
+use std::collections::{HashMap, HashSet};
+
 use ec_placement_model::{
     Name, intern,
     search::{Group, ProviderFilter, Query},
@@ -59,6 +61,7 @@ fn resources(text: &str) -> ApiResult<Vec<(Name, i64)>> {
         return Err(ApiError::bad_request(format!("{form} empty string.")));
     }
     let mut found: Vec<(Name, i64)> = Vec::new();
+    let mut places: HashMap<&str, usize> = HashMap::new();
     for part in text.split(',') {
         let (class, amount) = part
             .split_once(':')
@@ -75,9 +78,12 @@ fn resources(text: &str) -> ApiResult<Vec<(Name, i64)>> {
             )));
         }
         // Said twice, the last counts.
-        match found.iter_mut().find(|(own, _)| **own == *class) {
-            Some(own) => own.1 = number,
-            None => found.push((intern(class), number)),
+        match places.get(class) {
+            Some(place) => found[*place].1 = number,
+            None => {
+                places.insert(class, found.len());
+                found.push((intern(class), number));
+            }
         }
     }
     Ok(found)
@@ -152,6 +158,21 @@ fn member_of(text: &str) -> ApiResult<(Vec<Uuid>, Vec<Uuid>)> {
     }
 }
 
+/// The values of each key, in order: a query may have some ten thousand, and each is looked for.
+struct Params<'c>(HashMap<&'c str, Vec<&'c str>>);
+
+impl Params<'_> {
+    fn of(&self, key: &str) -> &[&str] {
+        self.0.get(key).map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Those that are in both, in the order of the first.
+fn in_both<'n>(some: impl Iterator<Item = &'n Name>, others: &[Name]) -> Vec<&'n str> {
+    let others: HashSet<&Name> = others.iter().collect();
+    some.filter(|name| others.contains(name)).map(|name| &**name).collect()
+}
+
 impl Call<'_> {
     pub(super) fn check_query(&self, schema: Schema) -> ApiResult<()> {
         check_query(schema, self.minor, &self.query).map_err(ApiError::bad_request)
@@ -166,12 +187,19 @@ impl Call<'_> {
         self.query.iter().filter(move |(own, _)| own == key).map(|(_, value)| value.as_str())
     }
 
-    fn required(&self, suffix: &str) -> ApiResult<Traits> {
-        let key = format!("required{suffix}");
-        let mut values: Vec<&str> = self.params(&key).collect();
+    fn all_params(&self) -> Params<'_> {
+        let mut all: HashMap<&str, Vec<&str>> = HashMap::new();
+        for (key, value) in &self.query {
+            all.entry(key).or_default().push(value);
+        }
+        Params(all)
+    }
+
+    fn required(&self, params: &Params<'_>, suffix: &str) -> ApiResult<Traits> {
+        let mut values = params.of(&format!("required{suffix}"));
         if !self.at_least(39) {
             // Said twice, the last counts.
-            values.drain(..values.len().saturating_sub(1));
+            values = &values[values.len().saturating_sub(1)..];
         }
         let (mut required, mut forbidden) = (Vec::new(), Vec::new());
         for value in values {
@@ -182,15 +210,15 @@ impl Call<'_> {
         Ok((required, forbidden))
     }
 
-    fn members(&self, suffix: &str) -> ApiResult<(Vec<Vec<Uuid>>, Vec<Uuid>)> {
-        let key = format!("member_of{suffix}");
-        if !self.at_least(24) && self.params(&key).nth(1).is_some() {
+    fn members(&self, params: &Params<'_>, suffix: &str) -> ApiResult<(Vec<Vec<Uuid>>, Vec<Uuid>)> {
+        let values = params.of(&format!("member_of{suffix}"));
+        if !self.at_least(24) && values.len() > 1 {
             return Err(ApiError::bad_request(format!(
                 "Multiple member_of{suffix} parameters are not supported"
             )));
         }
         let (mut required, mut forbidden) = (Vec::new(), Vec::new());
-        for value in self.params(&key) {
+        for value in values {
             let (any, none) = member_of(value)?;
             if !any.is_empty() {
                 required.push(any);
@@ -209,8 +237,9 @@ impl Call<'_> {
     pub(super) fn provider_filter(&self) -> ApiResult<ProviderFilter> {
         self.check_query(Schema::ResourceProviders)?;
         let mut filter = ProviderFilter::default();
-        (filter.member_of, filter.forbidden_aggregates) = self.members("")?;
-        (filter.required, filter.forbidden) = self.required("")?;
+        let params = self.all_params();
+        (filter.member_of, filter.forbidden_aggregates) = self.members(&params, "")?;
+        (filter.required, filter.forbidden) = self.required(&params, "")?;
         // Empty values filter nothing.
         let given = |key| self.param(key).filter(|value| !value.is_empty());
         filter.name = given("name").map(str::to_owned);
@@ -252,7 +281,9 @@ impl Call<'_> {
                 "The \"group_policy\" parameter is required when specifying more than one \"resources{N}\" parameter.",
             ));
         }
-        let place = |suffix: &String| query.groups.iter().position(|group| group.suffix == *suffix);
+        let suffixes = query.groups.iter().enumerate().map(|(place, group)| (group.suffix.as_str(), place));
+        let places: HashMap<&str, usize> = suffixes.collect();
+        let place = |suffix: &String| places.get(suffix.as_str()).copied();
         query.same_subtrees =
             same_subtrees.iter().map(|suffixes| suffixes.iter().filter_map(place).collect()).collect();
         Ok(query)
@@ -266,12 +297,7 @@ impl Call<'_> {
                 let (required, forbidden) = traits(value, true, false)?;
                 query.root_required = required.into_iter().flatten().collect();
                 query.root_forbidden = forbidden;
-                let mut both: Vec<&str> = query
-                    .root_required
-                    .iter()
-                    .filter(|name| query.root_forbidden.contains(name))
-                    .map(|name| &**name)
-                    .collect();
+                let mut both = in_both(query.root_required.iter(), &query.root_forbidden);
                 both.sort_unstable();
                 if both.is_empty() {
                     return Ok(());
@@ -303,9 +329,10 @@ impl Call<'_> {
     }
 
     fn groups(&self, query: &mut Query) -> ApiResult<()> {
-        let mut places = std::collections::HashMap::new();
+        let params = self.all_params();
+        let mut places = HashMap::new();
         // What is said of a group in several values is read with the first of them.
-        let mut read = std::collections::HashSet::new();
+        let mut read = HashSet::new();
         for (key, value) in &self.query {
             let Some((kind, suffix)) = self.split_key(key) else { continue };
             let place = *places.entry(suffix.to_owned()).or_insert_with(|| {
@@ -316,8 +343,10 @@ impl Call<'_> {
             match kind {
                 "resources" => group.resources = resources(value)?,
                 "required" | "member_of" if !read.insert(key) => {}
-                "required" => (group.required, group.forbidden) = self.required(suffix)?,
-                "member_of" => (group.member_of, group.forbidden_aggregates) = self.members(suffix)?,
+                "required" => (group.required, group.forbidden) = self.required(&params, suffix)?,
+                "member_of" => {
+                    (group.member_of, group.forbidden_aggregates) = self.members(&params, suffix)?
+                }
                 _ => {
                     let text = value.trim();
                     if uuid_like(text).is_none() {
@@ -359,8 +388,7 @@ fn check_resourceless(query: &Query, same_subtrees: &[Vec<String>], empty: &[&st
         )
         .code(code::MISSING_VALUE));
     }
-    let mentioned: std::collections::HashSet<&str> =
-        same_subtrees.iter().flatten().map(String::as_str).collect();
+    let mentioned: HashSet<&str> = same_subtrees.iter().flatten().map(String::as_str).collect();
     let bad: Vec<&str> = empty.iter().copied().filter(|suffix| !mentioned.contains(suffix)).collect();
     if !bad.is_empty() {
         return Err(ApiError::bad_request(format!(
@@ -369,8 +397,7 @@ fn check_resourceless(query: &Query, same_subtrees: &[Vec<String>], empty: &[&st
         ))
         .code(code::BAD_VALUE));
     }
-    let real: std::collections::HashSet<&str> =
-        query.groups.iter().map(|group| group.suffix.as_str()).collect();
+    let real: HashSet<&str> = query.groups.iter().map(|group| group.suffix.as_str()).collect();
     let mut bad: Vec<&str> = mentioned.into_iter().filter(|suffix| !real.contains(suffix)).collect();
     bad.sort_unstable();
     if !bad.is_empty() {
@@ -420,8 +447,9 @@ fn check_orphans(query: &Query) -> ApiResult<()> {
 fn check_conflicts(query: &Query) -> ApiResult<()> {
     let mut conflicts: Vec<String> = Vec::new();
     for group in &query.groups {
+        let forbidden: HashSet<&Name> = group.forbidden.iter().collect();
         for any in &group.required {
-            if any.iter().all(|name| group.forbidden.contains(name)) {
+            if any.iter().all(|name| forbidden.contains(name)) {
                 let mut names: Vec<&str> = any.iter().map(|name| &**name).collect();
                 names.sort_unstable();
                 conflicts.push(format!("required{}: ({})", group.suffix, names.join(", ")));
