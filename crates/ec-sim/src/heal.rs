@@ -295,7 +295,10 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             }
             // A guest that nobody asks for has it, in an etcd that was put back.
             (Some(_), Some(State::Destroying)) if traces.is_volume && restored => is_had(world, instance),
-            (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => waits_to_be_copied,
+            // Nor is one made in the place of what somebody took all of, while a domain has that.
+            (Some(Desired::Active), Some(State::Preparing)) if traces.is_volume => {
+                waits_to_be_copied || vanished && is_had(world, instance)
+            }
             (Some(Desired::Active), Some(State::Preparing)) => waits_for_root,
             (Some(Desired::Active), Some(State::Active)) => whole,
             (Some(Desired::Active), Some(State::Rescued)) => whole && rescues_wished > 0,
