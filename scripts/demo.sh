@@ -328,7 +328,9 @@ down() {
   stop ecompute
   # What a killed run left behind; its domains carry its node in their metadata.
   local node bridge domain
-  node=$(cat "$STATE/ecompute/uuid" 2>/dev/null || echo none)
+  node=$(cat "$STATE/ecompute/uuid" 2>/dev/null || true)
+  # Nothing is in every domain.
+  [[ $node =~ ^[0-9a-f-]{36}$ ]] || node=none
   bridge=$(cat "$RUN/bridge" 2>/dev/null || echo none)
   if ! virsh version >/dev/null 2>&1 && { [ -e "$RUN/libvirtd.pid" ] || [ "$node" != none ]; }; then
     # Guests outlive their libvirtd: a libvirtd is needed to end them.
@@ -367,7 +369,13 @@ down() {
   if [ -e "$RUN/network-started" ]; then
     network=$(cat "$RUN/network-started")
     # After the host was started anew it may be inactive.
-    if virsh net-list --name | grep -qx "$network"; then virsh net-destroy "$network" >/dev/null; fi
+    if ! virsh net-list --name | grep -qx "$network"; then
+      :
+    elif [ -n "$(ls -A "/sys/class/net/$bridge/brif" 2>/dev/null)" ]; then
+      echo "demo: the network $network has guests that are not the demo's, and stays" >&2
+    else
+      virsh net-destroy "$network" >/dev/null
+    fi
   fi
   if [ -e "$RUN/network-defined" ]; then
     network=$(cat "$RUN/network-defined")

@@ -126,6 +126,7 @@ say "the controller looks after both"
 compose up -d controller >"$work/up.log" 2>&1 || die "the controller did not start: $(tail -n 20 "$work/up.log")"
 controller_looks() { compose logs controller 2>/dev/null | grep -q 'looking after the cluster'; }
 within 30 "the controller's start" controller_looks
+within 90 "health of the controller" is_healthy controller
 
 say "etcd is one that we recommend, and keeps a key, also over a restart"
 etcdctl() { compose exec -T etcd etcdctl "$@" </dev/null; }

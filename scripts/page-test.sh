@@ -46,7 +46,7 @@ clean() {
   mkdir -p "$root/packages"
   mount --bind target/deb "$root/packages"
   cp -L /etc/resolv.conf "$root/etc/resolv.conf"
-  chroot "$root" sh -c 'apt-get -qq -y --download-only --no-install-recommends install /packages/*.deb etcd-server' >"$work/download.log" 2>&1 ||
+  chroot "$root" sh -c 'apt-get -qq -y --download-only --no-install-recommends install /packages/*.deb etcd-server etcd-client' >"$work/download.log" 2>&1 ||
     { cat "$work/download.log" >&2 && die "$suite: the packages could not be fetched"; }
   rm "$root/etc/resolv.conf"
   umount "$root/packages"
@@ -196,6 +196,7 @@ for host in "${hosts[@]}"; do
   until_done 240 "a login at the guest of $host" log_in "$host" true
 done
 in_machine h1 eschedule logs on-h3 --lines 2 >/dev/null || die "h1 cannot read the console of h3's guest"
+follow '### Looking into etcd, and at an agent'
 say "a guest on each, with an address and a login: $(for host in "${hosts[@]}"; do in_machine h1 eschedule on-$host; done | xargs)"
 
 # ---- strangers ------------------------------------------------------------------------------------

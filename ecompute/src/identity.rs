@@ -71,20 +71,18 @@ impl StateDir {
         Ok(Self { _lock: lock, path: path.to_owned() })
     }
 
-    /// The configured uuid, else the one kept here, else a new one, kept from now on.
+    /// The configured uuid, else the one kept here, else a new one. The first is kept from now on, so that an agent whose
+    /// configuration was taken away is still the node of the guests that are here.
     #[cfg_attr(
         not(test),
         expect(clippy::disallowed_methods, reason = "once in the life of a node, before anything runs")
     )]
     pub fn node(&self, configured: Option<NodeId>) -> Result<NodeId, IdentityError> {
         let path = self.path.join("uuid");
-        if let Some(node) = configured {
-            return Ok(node);
-        }
-        match fs::read_to_string(&path) {
-            Ok(text) => text.trim().parse().map_err(|source| IdentityError::Damaged { path, source }),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let node = NodeId::new(uuid::Uuid::new_v4());
+        match (fs::read_to_string(&path), configured) {
+            (Ok(text), None) => text.trim().parse().map_err(|source| IdentityError::Damaged { path, source }),
+            (Err(error), configured) if error.kind() == io::ErrorKind::NotFound => {
+                let node = configured.unwrap_or_else(|| NodeId::new(uuid::Uuid::new_v4()));
                 keep(&path, &path.with_extension("new"), node).map_err(|source| IdentityError::Io {
                     what: "write",
                     path,
@@ -92,7 +90,8 @@ impl StateDir {
                 })?;
                 Ok(node)
             }
-            Err(source) => Err(IdentityError::Io { what: "read", path, source }),
+            (_, Some(node)) => Ok(node),
+            (Err(source), None) => Err(IdentityError::Io { what: "read", path, source }),
         }
     }
 }
@@ -137,6 +136,10 @@ mod tests {
         assert_eq!(state.node(None).unwrap(), node);
         let other = NodeId::new(uuid::Uuid::new_v4());
         assert_eq!(state.node(Some(other)).unwrap(), other);
+        assert_eq!(state.node(None).unwrap(), node, "what was first stays");
+        fs::remove_file(directory.path().join("uuid")).unwrap();
+        assert_eq!(state.node(Some(other)).unwrap(), other);
+        assert_eq!(state.node(None).unwrap(), other, "its configuration is gone, and its guests are not");
     }
 
     #[test]

@@ -253,7 +253,9 @@ pub(crate) fn refuse_written(pool: &Pool, volume: InstanceId) -> Result<(), Call
                      `eschedule reboot --hard {guest}` has the guest let go of it"
                 ),
                 None => format!(
-                    "{path} is written by somebody, and no domain of this host: is this node on another host, too?"
+                    "{path} is written by somebody, and libvirt knows no domain here that has it: either a guest has it that was being given \
+                     it when libvirt's daemon ended (`eschedule reboot --hard` of the instance that was to have it has the guest let go of it), \
+                     or this node is on another host, too"
                 ),
             }))
         }

@@ -2,13 +2,16 @@
 //! said where it is used.
 
 use std::{
+    env,
     fs::{self, File},
     io::{self, Read},
-    os::unix::fs::PermissionsExt,
+    os::unix::fs::{MetadataExt, PermissionsExt},
     path::{Path, PathBuf},
 };
 
 use serde::{Deserialize, de::DeserializeOwned};
+
+use crate::exit::tell;
 
 /// Bytes of a configuration file at most.
 const LARGEST: u64 = 1 << 20;
@@ -53,13 +56,22 @@ impl<T> Loaded<T> {
     }
 }
 
-/// Reads the named file, else the first of `places` that is there, else defaults.
+/// Reads the named file, else the first of `places` that is there, else defaults. What somebody else left in the current
+/// directory is passed over with a word: it could name a server that is sent what this user's own files let in with.
 pub fn load<T: DeserializeOwned + Default>(
     named: Option<&Path>,
     places: &[&Path],
 ) -> Result<Loaded<T>, ConfigError> {
     let candidates = named.map_or_else(|| places.to_vec(), |path| vec![path]);
     for path in candidates {
+        if named.is_none() && path.is_relative() && is_strangers(path) {
+            tell(&format!(
+                "warning: {} in this directory is not read, since it belongs to another user, or others may write it: name it with --config \
+                 where it is meant",
+                path.display()
+            ));
+            continue;
+        }
         match read(path) {
             Ok(text) => return Ok(Loaded { config: parse(&text, path)?, path: Some(path.to_owned()) }),
             Err(error) if error.kind() == io::ErrorKind::NotFound && named.is_none() => {}
@@ -67,6 +79,15 @@ pub fn load<T: DeserializeOwned + Default>(
         }
     }
     Ok(Loaded { config: T::default(), path: None })
+}
+
+/// Whether a file is neither this user's nor the administrator's, or anybody may write it.
+fn is_strangers(path: &Path) -> bool {
+    let Ok(found) = fs::metadata(path) else { return false };
+    // Who became root by sudo still works with files of their own.
+    let sudo = env::var("SUDO_UID").ok().and_then(|uid| uid.parse().ok());
+    let ours = [Some(0), Some(nix::unistd::geteuid().as_raw()), sudo];
+    !ours.contains(&Some(found.uid())) || found.permissions().mode() & WRITABLE_FOR_OTHERS != 0
 }
 
 /// A device has no end, and what is larger is no configuration.
@@ -184,6 +205,9 @@ impl std::fmt::Debug for Secret {
     }
 }
 
+/// Of a file's mode, as in stat(2): S_IWOTH.
+const WRITABLE_FOR_OTHERS: u32 = 0o002;
+
 /// Of a file's mode, as in stat(2): S_IROTH.
 const READABLE_FOR_OTHERS: u32 = 0o004;
 
@@ -263,6 +287,19 @@ mod tests {
         let error = load::<Example>(Some(Path::new("/nonexistent/x.yaml")), &[]).unwrap_err();
         assert_eq!(error.to_string(), "cannot read configuration /nonexistent/x.yaml");
         assert!(load::<Example>(None, &[Path::new("/nonexistent/x.yaml")]).unwrap().path.is_none());
+    }
+
+    #[test]
+    fn a_file_that_others_may_write_or_own_is_a_strangers() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        assert!(!is_strangers(file.path()) && !is_strangers(Path::new("/nonexistent")));
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o666)).unwrap();
+        assert!(is_strangers(file.path()));
+        fs::set_permissions(file.path(), fs::Permissions::from_mode(0o644)).unwrap();
+        if nix::unistd::geteuid().is_root() {
+            std::os::unix::fs::chown(file.path(), Some(4242), None).unwrap();
+            assert!(is_strangers(file.path()));
+        }
     }
 
     #[test]
