@@ -1,11 +1,11 @@
 //! Why there was no room: asks placement and etcd once more, and has it judged.
 
-use std::collections::{BTreeSet, HashMap, hash_map::Entry};
+use std::collections::{BTreeMap, BTreeSet, HashMap, hash_map::Entry};
 
 use ec_model::{Alive, NodeId, ResourceQuery, decode};
-use ec_placement_client::{DISABLED, Inventory, SHARES, Summary};
+use ec_placement_client::{DISABLED, Inventory, PlacementError, PlacementResult, SHARES, Summary};
 use ec_plan::lack::{Amount, Bar, Demands, Host, Reasons, judge, lack_of};
-use futures::{StreamExt, TryStreamExt};
+use futures::StreamExt;
 
 use crate::{Ask, Cloud, CloudError, CloudResult, lookup::CONCURRENCY, nodes::capacity, schedule::NoRoom};
 
@@ -23,10 +23,12 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
     demands.forbidden.insert(DISABLED.to_owned());
     let nodes = cloud.keys.all_alive();
     let listing = cloud.store.list(&nodes).await?;
-    let mut alive: HashMap<NodeId, String> = HashMap::new();
+    // Of others nobody asked.
+    let is_asked = |node: &NodeId| ask.node.is_none_or(|only| only == *node);
+    let mut alive: BTreeMap<NodeId, String> = BTreeMap::new();
     let mut storages: HashMap<NodeId, NodeId> = HashMap::new();
     for pair in &listing.pairs {
-        let Ok(node) = cloud.keys.parse_alive(&pair.key) else { continue };
+        let Some(node) = cloud.keys.parse_alive(&pair.key).ok().filter(is_asked) else { continue };
         let record = decode::<Alive>(&pair.value).ok();
         storages.extend(record.as_ref().and_then(|record| Some((node, record.storage.as_ref()?.provider))));
         alive.insert(node, record.map_or_else(|| node.to_string(), |record| record.name));
@@ -54,15 +56,26 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
     }
     let unseen: Vec<NodeId> =
         alive.keys().copied().filter(|node| !hosts.contains_key(node)).take(ASKED).collect();
-    let full: Vec<(NodeId, Host)> = futures::stream::iter(unseen)
-        .map(async |node| Ok::<_, CloudError>((node, singly(cloud, node).await?)))
+    let mut full = futures::stream::iter(unseen)
+        .map(async |node| (node, singly(cloud, node).await))
         .buffer_unordered(CONCURRENCY)
-        .try_collect()
-        .await?;
-    hosts.extend(full);
+        .boxed();
+    let mut untold: BTreeMap<NodeId, String> = BTreeMap::new();
+    while let Some((node, host)) = full.next().await {
+        match host {
+            Ok(host) => _ = hosts.insert(node, host),
+            Err(error) => _ = untold.insert(node, error.to_string()),
+        }
+    }
     for (node, storage) in storages {
         if let Entry::Vacant(unseen) = shared.entry(storage) {
-            unseen.insert(singly(cloud, storage).await?);
+            match singly(cloud, storage).await {
+                Ok(of) => _ = unseen.insert(of),
+                Err(error) => {
+                    hosts.remove(&node);
+                    untold.insert(node, format!("its storage {storage}: {error}"));
+                }
+            }
         }
         if let (Some(host), Some(of)) = (hosts.get_mut(&node), shared.get(&storage)) {
             host.amounts.extend(of.amounts.clone());
@@ -71,11 +84,8 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
     // Of what storage has no summary tells whose agents are there.
     let registered = cloud.store.keys(&cloud.keys.nodes()).await?;
     let registered = registered.iter().filter_map(|key| cloud.keys.parse_node(key).ok());
-    let gone: Vec<NodeId> = registered
-        .filter(|node| !alive.contains_key(node) && ask.node.is_none_or(|only| only == *node))
-        .collect();
-    // Of others nobody asked.
-    hosts.retain(|node, _| ask.node.is_none_or(|only| only == *node));
+    let gone: Vec<NodeId> = registered.filter(|node| !alive.contains_key(node) && is_asked(node)).collect();
+    hosts.retain(|node, _| is_asked(node));
     let mut not_alive: BTreeSet<NodeId> = seen.not_alive.iter().copied().collect();
     not_alive.extend(hosts.keys().filter(|node| !alive.contains_key(node)));
     not_alive.extend(gone);
@@ -84,6 +94,10 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
         host.name = alive.get(node).cloned().unwrap_or_default();
     }
     let mut reasons = judge(&demands, &hosts, &somebody_has);
+    reasons.living = alive.len();
+    let called = |node: &NodeId| alive.get(node).cloned().unwrap_or_else(|| node.to_string());
+    reasons.untold = untold.iter().map(|(node, why)| format!("{}: {why}", called(node))).collect();
+    reasons.no_such_node = ask.node.filter(|node| !alive.contains_key(node) && !not_alive.contains(node));
     if let Some(group) = ask.group.as_ref().filter(|_| !seen.left_out.is_empty()) {
         let (name, policy) = (group.group.name.clone(), group.group.policy);
         reasons.group = Some(Bar { name, policy, nodes: seen.left_out.len() });
@@ -111,12 +125,12 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
 }
 
 /// One that no summary shows; empty where placement does not know it.
-async fn singly(cloud: &Cloud, node: NodeId) -> CloudResult<Host> {
+async fn singly(cloud: &Cloud, node: NodeId) -> PlacementResult<Host> {
     let placement = &cloud.placement;
-    let (Ok(inventory), Ok(used), Ok(traits)) =
-        tokio::join!(placement.inventory(node), placement.usages(node), placement.traits(node))
-    else {
-        return Ok(Host::default());
+    let told = tokio::try_join!(placement.inventory(node), placement.usages(node), placement.traits(node));
+    let (inventory, used, traits) = match told {
+        Err(PlacementError::NotFound(_)) => return Ok(Host::default()),
+        told => told?,
     };
     let amount = |class: &String, of: &Inventory| Amount {
         capacity: capacity(of),

@@ -32,6 +32,10 @@ pub struct Reasons {
     pub locked: Vec<String>,
     /// Living nodes of which placement has no inventory.
     pub without_inventory: Vec<String>,
+    /// Living nodes of which placement does not tell, and why.
+    pub untold: Vec<String>,
+    /// The node that was asked for, where there is none of that uuid.
+    pub no_such_node: Option<NodeId>,
     /// Nodes that have room or could have it, and whose agents are not alive.
     pub not_alive: Vec<String>,
     /// Claims, and places in the group, that others were quicker with.
@@ -239,7 +243,7 @@ impl Reasons {
         parts.extend(self.group.as_ref().map(Bar::text));
         parts.extend(self.nearest.iter().take(TOLD).map(Lack::text));
         let left_out = self.group.as_ref().map_or(0, |group| group.nodes);
-        let told = self.locked.len() + self.without_inventory.len() + left_out;
+        let told = self.locked.len() + self.without_inventory.len() + self.untold.len() + left_out;
         let others = self.living.saturating_sub(told);
         if others > TOLD {
             parts.push(format!("{} more nodes lack more", others - TOLD));
@@ -250,6 +254,9 @@ impl Reasons {
         if !self.without_inventory.is_empty() {
             parts.push(format!("without inventory in placement: {}", some(&self.without_inventory)));
         }
+        if !self.untold.is_empty() {
+            parts.push(format!("placement does not tell of {}", some(&self.untold)));
+        }
         if !self.not_alive.is_empty() {
             parts.push(format!("not alive: {}", some(&self.not_alive)));
         }
@@ -257,7 +264,10 @@ impl Reasons {
             parts.push(format!("{} claims were lost to others", self.taken_by_others));
         }
         if self.living == 0 && self.not_alive.is_empty() {
-            parts.push("no node is there: no agent has registered with this etcd".to_owned());
+            parts.push(match self.no_such_node {
+                Some(node) => format!("there is no node {node}: `eschedule nodes` shows all"),
+                None => "no node is there: no agent has registered with this etcd".to_owned(),
+            });
         }
         parts.join("; ")
     }
@@ -367,6 +377,16 @@ mod tests {
         assert!(text.contains("997 more nodes lack more") && text.len() < 500, "{text}");
         assert_eq!(reasons("resources=VCPU:1", &hosts).nearest.len(), LISTED);
         assert!(reasons("resources=VCPU:1", &[]).text().contains("no node is there"));
+    }
+
+    #[test]
+    fn a_node_that_there_is_not_and_one_that_placement_does_not_tell_of_are_told_as_that() {
+        let node = NodeId::new(uuid::Uuid::from_u128(7));
+        let text = Reasons { no_such_node: Some(node), ..Reasons::default() }.text();
+        assert_eq!(text, format!("there is no node {node}: `eschedule nodes` shows all"));
+        let text =
+            Reasons { living: 1, untold: vec!["a: timed out".to_owned()], ..Reasons::default() }.text();
+        assert_eq!(text, "placement does not tell of a: timed out");
     }
 
     #[test]

@@ -124,6 +124,8 @@ struct Rooms {
     later: Arc<Mutex<Vec<(InstanceId, NodeId)>>>,
     /// Somebody else is quicker so often.
     rivals: Arc<AtomicUsize>,
+    /// It does not tell of single nodes.
+    silent: bool,
 }
 
 impl Rooms {
@@ -214,7 +216,7 @@ impl Placement for Rooms {
     }
 
     async fn inventory(&self, _: NodeId) -> PlacementResult<BTreeMap<String, Inventory>> {
-        Ok(BTreeMap::new())
+        if self.silent { Err(Self::lost()) } else { Ok(BTreeMap::new()) }
     }
 
     async fn usages(&self, _: NodeId) -> PlacementResult<Resources> {
@@ -319,6 +321,7 @@ impl World {
                 plan,
                 later: Arc::default(),
                 rivals: Arc::default(),
+                silent: false,
             },
             keys,
             stop,

@@ -204,6 +204,28 @@ async fn records_that_are_gone_are_made_of_requests_and_say_who_has_what() {
     assert!(why.contains("being destroyed, and has it until its end"), "{why}");
 }
 
+#[tokio::test]
+async fn of_a_node_that_is_asked_for_it_is_told_how_many_others_there_are() {
+    let world = World::new(99, 0, &[]).await.roomy(0);
+    let cloud = world.cloud();
+    let query = ResourceQuery::parse(QUERY).unwrap();
+    let why = async |on: Option<NodeId>| {
+        let ask = Ask::new(&query).unwrap();
+        let ask = on.map_or(ask.clone(), |node| ask.on(node).unwrap());
+        crate::explain(&cloud, &ask, &NoRoom::default()).await.unwrap()
+    };
+    assert_eq!(why(None).await.living, 99, "also those that placement is not asked of");
+    for n in [0, 50, 98] {
+        let reasons = why(Some(node(n))).await;
+        assert_eq!((reasons.living, &reasons.without_inventory[..]), (1, &[format!("n{n}")][..]));
+    }
+    assert_eq!(why(Some(node(100))).await.no_such_node, Some(node(100)));
+    let silent = World { placement: Rooms { silent: true, ..world.placement.clone() }, ..world };
+    let ask = Ask::new(&query).unwrap().on(node(7)).unwrap();
+    let reasons = crate::explain(&silent.cloud(), &ask, &NoRoom::default()).await.unwrap();
+    assert!(reasons.without_inventory.is_empty() && reasons.untold[0].starts_with("n7: "), "{reasons:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
     let world = World::new(1, 0, &[]).await.roomy(9);
