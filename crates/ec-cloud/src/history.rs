@@ -4,7 +4,7 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use ec_model::{Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, Status, decode, encode};
-use ec_plan::history::{Happening, told};
+use ec_plan::history::{Fate, Happening, told};
 use ec_store::{Compare, LeaseId, Txn};
 use jiff::Timestamp;
 
@@ -112,26 +112,39 @@ pub async fn history(cloud: &Cloud, text: &str) -> CloudResult<Vec<Happening>> {
         resolved => resolved?,
     };
     let key = cloud.keys.actions(instance);
-    let unreadable = |key: &str, why: &dyn std::fmt::Display| {
-        CloudError::Unreadable(format!("the history of {instance} at {key} cannot be read: {why}"))
-    };
     let Some(pair) = cloud.store.get(&key).await?.0 else {
         return Err(CloudError::NotFound(format!(
             "nothing is recorded of what was done to {instance}: it never was, or was destroyed more than a day ago"
         )));
     };
-    let actions: Actions = decode(&pair.value).map_err(|error| unreadable(&key, &error))?;
+    let actions: Actions = decode(&pair.value).map_err(|error| {
+        CloudError::Unreadable(format!("the history of {instance} at {key} cannot be read: {error}"))
+    })?;
     let nodes: BTreeSet<NodeId> = actions.actions.iter().map(|action| action.node).collect();
     let mut outcomes: Vec<Outcomes> = Vec::new();
     let mut statuses: Vec<Status> = Vec::new();
+    let mut unread: BTreeSet<NodeId> = BTreeSet::new();
     for node in nodes {
         // Before what came of it, which is never older then.
         let status = cloud.store.get(&cloud.keys.status(node, instance)).await?.0;
         statuses.extend(status.and_then(|pair| decode(&pair.value).ok()));
         let key = cloud.keys.outcomes(node, instance);
-        if let Some(pair) = cloud.store.get(&key).await?.0 {
-            outcomes.push(decode(&pair.value).map_err(|error| unreadable(&key, &error))?);
+        match cloud.store.get(&key).await?.0.map(|pair| decode::<Outcomes>(&pair.value)) {
+            Some(Ok(of)) => outcomes.push(of),
+            // What others tell of is no less known.
+            Some(Err(error)) => {
+                (cloud.notice)(&format!("what came of it on node {node}, at {key}, cannot be read: {error}"));
+                unread.insert(node);
+            }
+            None => {}
         }
     }
-    Ok(told(&actions, &outcomes, &statuses))
+    let mut told = told(&actions, &outcomes, &statuses);
+    let is_done_later = |verb: ActionVerb| !verb.is_done_at_once();
+    for happening in told.iter_mut().filter(|happening| unread.contains(&happening.node)) {
+        if happening.verb.is_some_and(is_done_later) {
+            happening.outcome = Some(Fate::Unknown);
+        }
+    }
+    Ok(told)
 }

@@ -226,6 +226,16 @@ async fn of_a_node_that_is_asked_for_it_is_told_how_many_others_there_are() {
     assert!(reasons.without_inventory.is_empty() && reasons.untold[0].starts_with("n7: "), "{reasons:?}");
 }
 
+#[tokio::test]
+async fn a_list_of_outcomes_that_cannot_be_read_hides_no_other() {
+    let world = World::new(1, 0, &[]).await;
+    let made = world.schedule(QUERY, None).await.unwrap().unwrap();
+    let key = world.keys.outcomes(made.node, made.instance);
+    world.etcd.memory.txn(Txn::new().put(key, r#"{"version":99}"#)).await.unwrap();
+    let told = crate::history(&world.cloud(), &made.instance.to_string()).await.unwrap();
+    assert_eq!(told[0].outcome, Some(ec_plan::history::Fate::Unknown), "{told:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
     let world = World::new(1, 0, &[]).await.roomy(9);
