@@ -367,10 +367,11 @@ fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
         ),
         _ => Finding::ok("nodes", format!("{living} of {} are alive", nodes.len())),
     }];
+    // What placement does not know, or does not tell of, nobody can mark there.
     let unmarked: Vec<_> = nodes
         .iter()
-        .filter(|node| !node.alive && !node.disabled && !node.revoked)
-        .map(|node| node.name.clone())
+        .filter(|node| !node.alive && !node.disabled && !node.revoked && !node.capacity.is_empty())
+        .map(node_called)
         .collect();
     if !unmarked.is_empty() {
         findings.push(Finding::warning(
@@ -395,20 +396,29 @@ fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
     findings
 }
 
+/// What a node is called; its uuid where nobody knows that.
+fn node_called(node: &NodeView) -> String {
+    if node.name == "-" { node.node.to_string() } else { node.name.clone() }
+}
+
+/// How many instances and volumes are there.
+fn holds(node: &NodeView) -> String {
+    match node.volumes {
+        0 => format!("{} instances are there", node.instances),
+        volumes => format!("{} instances and {volumes} volumes are there", node.instances),
+    }
+}
+
 fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Finding> {
-    let part = match node.name.as_str() {
-        // Nobody knows what it is called.
-        "-" => format!("node {}", node.node),
-        name => format!("node {name}"),
-    };
+    let part = format!("node {}", node_called(node));
     if node.revoked {
-        let found = format!("it was revoked, and {} instances are there", node.instances);
+        let found = format!("it was revoked, and {}", holds(node));
         let mend =
             "`eschedule node add --uuid` lets it in again, which ends what `eschedule destroy` was said of";
         return vec![Finding::failed(part, found, mend)];
     }
     if !node.alive {
-        let found = format!("its agent is not alive, and {} instances are there", node.instances);
+        let found = format!("its agent is not alive, and {}", holds(node));
         let mend = "start `ecompute` there; `ecompute --check` tells what is in its way";
         return vec![Finding::failed(part, found, mend)];
     }

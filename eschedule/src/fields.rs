@@ -183,6 +183,7 @@ fn results() -> Vec<(&'static str, Value)> {
         url: None,
         storage: None,
         instances: 0,
+        volumes: 0,
         used: BTreeMap::new(),
         capacity: BTreeMap::new(),
         troubles: Vec::new(),

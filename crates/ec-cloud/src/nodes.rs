@@ -1,12 +1,15 @@
 //! The nodes: who is alive, and what is taken of what they have.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
-use ec_model::{Alive, Node, NodeId, ResourceQuery, Resources, Trouble, decode};
+use ec_model::{
+    Alive, Instance, InstanceId, Node, NodeId, ResourceQuery, Resources, Trouble, Workload, decode,
+    decode_part,
+};
 use ec_placement_client::{DISABLED, Inventory, Placement, PlacementError, Summary};
 use ec_plan::lack::is_locked;
 use futures::StreamExt;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -43,6 +46,8 @@ pub struct NodeView {
     pub storage: Option<String>,
     /// How many instances etcd speaks of there.
     pub instances: usize,
+    /// How many volumes.
+    pub volumes: usize,
     /// What is allocated, by class.
     pub used: Resources,
     /// What may be allocated in all: (total - reserved) × ratio, by class.
@@ -51,6 +56,13 @@ pub struct NodeView {
     pub troubles: Vec<Trouble>,
     /// What is not as it should be.
     pub note: Option<String>,
+}
+
+/// What a record says of its kind.
+#[derive(Deserialize)]
+struct Kind {
+    #[serde(default)]
+    kind: Workload,
 }
 
 /// What placement knows of one node.
@@ -81,18 +93,20 @@ impl Room {
 /// Living nodes, and others that hold instances.
 pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let keys = &cloud.keys;
-    let prefixes = (keys.all_alive(), keys.all_requests(), keys.all_statuses(), keys.nodes());
+    let prefixes =
+        (keys.all_alive(), keys.all_requests(), keys.all_statuses(), keys.nodes(), keys.instances());
     let query = ResourceQuery::parse(ANYTHING).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let etcd = async {
         Ok::<_, CloudError>(tokio::try_join!(
             cloud.store.list(&prefixes.0),
             cloud.store.keys(&prefixes.1),
             cloud.store.keys(&prefixes.2),
-            cloud.store.list(&prefixes.3)
+            cloud.store.list(&prefixes.3),
+            cloud.store.list(&prefixes.4)
         )?)
     };
     let placement = async { Ok::<_, CloudError>(cloud.placement.candidates(&query, None).await?) };
-    let ((alive, requests, statuses, known), found) = tokio::try_join!(etcd, placement)?;
+    let ((alive, requests, statuses, known, recorded), found) = tokio::try_join!(etcd, placement)?;
     let mut records: BTreeMap<NodeId, Result<Alive, String>> = BTreeMap::new();
     for pair in &alive.pairs {
         if let Ok(node) = keys.parse_alive(&pair.key) {
@@ -115,6 +129,12 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         storages.insert(storage, singly(&*cloud.placement, storage).await);
     }
     let held = holders(keys, &requests, &statuses);
+    let volumes: HashSet<InstanceId> = recorded
+        .pairs
+        .iter()
+        .filter(|pair| decode_part::<Instance, Kind>(&pair.value).is_ok_and(|of| !of.kind.is_machine()))
+        .filter_map(|pair| keys.parse_instance(&pair.key).ok())
+        .collect();
     let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().collect();
     let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all)
         .map(async |node| {
@@ -136,7 +156,10 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let mut nodes: Vec<NodeView> = rooms
         .into_iter()
         .map(|(node, (room, name))| {
-            let count = held.get(&node).map_or(0, |held| held.len());
+            let counts = held.get(&node).map_or([0; 2], |held| {
+                let stored = held.intersection(&volumes).count();
+                [held.len() - stored, stored]
+            });
             let troubles = troubles.remove(&node).unwrap_or_default();
             let record = records.get(&node);
             let storage = record.and_then(|record| record.as_ref().ok()?.storage.as_ref());
@@ -144,7 +167,7 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
                 Some(shared) => room.with(shared),
                 None => room,
             };
-            view(node, record, count, room, name, troubles, revoked.contains(&node))
+            view(node, record, counts, room, name, troubles, revoked.contains(&node))
         })
         .collect();
     nodes.sort_by(|a, b| (&a.name, a.node).cmp(&(&b.name, b.node)));
@@ -154,7 +177,7 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
 fn view(
     node: NodeId,
     record: Option<&Result<Alive, String>>,
-    instances: usize,
+    [instances, volumes]: [usize; 2],
     room: Room,
     name: Option<String>,
     troubles: Vec<Trouble>,
@@ -165,7 +188,7 @@ fn view(
         notes.push("revoked: it is let in no more".to_owned());
     }
     match record {
-        None => notes.push(format!("not alive, holds {}", counted(instances))),
+        None => notes.push(format!("not alive, holds {}", counted(instances, volumes))),
         Some(Err(why)) => notes.push(format!("its record cannot be read: {why}")),
         Some(Ok(_)) => {}
     }
@@ -206,6 +229,7 @@ fn view(
         url: known.and_then(|known| known.url.clone()),
         storage: known.and_then(|known| Some(known.storage.as_ref()?.name.clone())),
         instances,
+        volumes,
         used,
         capacity,
         troubles,
@@ -213,8 +237,16 @@ fn view(
     }
 }
 
-fn counted(instances: usize) -> String {
-    if instances == 1 { "1 instance".to_owned() } else { format!("{instances} instances") }
+fn counted(instances: usize, volumes: usize) -> String {
+    let of = |count: usize, word: &str| match count {
+        1 => format!("1 {word}"),
+        count => format!("{count} {word}s"),
+    };
+    match (instances, volumes) {
+        (instances, 0) => of(instances, "instance"),
+        (0, volumes) => of(volumes, "volume"),
+        (instances, volumes) => format!("{} and {}", of(instances, "instance"), of(volumes, "volume")),
+    }
 }
 
 fn of_summary(summary: &Summary) -> Room {

@@ -17,6 +17,7 @@ fn node(name: &str) -> NodeView {
         url: None,
         storage: None,
         instances: 2,
+        volumes: 0,
         used: Resources::new(),
         capacity: [("VCPU".to_owned(), 4)].into(),
         troubles: Vec::new(),
@@ -79,6 +80,10 @@ fn a_cluster_without_agents_failed_and_one_of_two_releases_is_told_so() {
     bad(&found[1..], Level::Warning, "marked b in placement");
     let marked = NodeView { disabled: true, ..dead() };
     assert_eq!(levels(&of_nodes(&[node("a"), marked])), [Level::Ok]);
+    let nameless = NodeView { name: "-".into(), ..dead() };
+    bad(&of_nodes(&[node("a"), nameless.clone()])[1..], Level::Warning, &nameless.node.to_string());
+    let unknown = NodeView { capacity: Resources::new(), ..nameless };
+    assert_eq!(levels(&of_nodes(&[node("a"), unknown])), [Level::Ok], "nobody can mark it");
     let old = NodeView { agent: Some("0.0.9".into()), ..node("b") };
     bad(&of_nodes(&[node("a"), old])[1..], Level::Warning, "agents are of 0.0.9");
 }
@@ -95,6 +100,8 @@ fn a_node_is_well_where_its_agent_and_placement_say_so() {
     bad(&of_node(&node("a"), Some(&ready(false))), Level::Failed, "libvirt: no answer");
     bad(&of_node(&node("a"), Some(&Err("refused".into()))), Level::Warning, "not reached from here: refused");
     bad(&of_node(&NodeView { alive: false, ..node("a") }, None), Level::Failed, "2 instances are there");
+    let holds = NodeView { alive: false, volumes: 3, ..node("a") };
+    bad(&of_node(&holds, None), Level::Failed, "2 instances and 3 volumes are there");
     let revoked = NodeView { alive: false, revoked: true, ..node("a") };
     bad(&of_node(&revoked, None), Level::Failed, "was revoked, and 2 instances");
     assert_eq!(levels(&of_nodes(&[node("b"), revoked])), [Level::Ok]);

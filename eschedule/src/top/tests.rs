@@ -47,6 +47,7 @@ fn node(number: u128, name: &str, alive: bool) -> NodeView {
         url: None,
         storage: None,
         instances: 2,
+        volumes: 0,
         used: amounts(3, 1536, 10),
         capacity: amounts(16, 16 << 10, 100),
         troubles: Vec::new(),

@@ -236,6 +236,17 @@ async fn a_list_of_outcomes_that_cannot_be_read_hides_no_other() {
     assert_eq!(told[0].outcome, Some(ec_plan::history::Fate::Unknown), "{told:?}");
 }
 
+#[tokio::test]
+async fn a_node_has_its_instances_and_its_volumes_counted_apart() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    world.volume_of_a_machine().await;
+    let nodes = crate::nodes(&world.cloud()).await.unwrap();
+    assert_eq!((nodes[0].instances, nodes[0].volumes), (1, 1));
+    world.etcd.memory.txn(Txn::new().delete(world.keys.alive(node(0)))).await.unwrap();
+    let note = crate::nodes(&world.cloud()).await.unwrap().remove(0).note.unwrap();
+    assert!(note.contains("holds 1 instance and 1 volume"), "{note}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
     let world = World::new(1, 0, &[]).await.roomy(9);
