@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use ec_model::{Extent, Instance, InstanceId, NodeId, ResourceQuery, Resources, greater};
-use ec_placement_client::{ConsumerAllocations, PlacementError, PlacementResult};
+use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     fleet::Surplus,
     lack::{Amount, Demands, Host, Lack, Reasons, lack_of},
@@ -180,22 +180,24 @@ pub async fn tend_claims(
     // Disks on storage that nodes share are claimed of that.
     let storages = cloud.placement.shared_storages().await?.into_iter().map(|storage| storage.provider);
     let providers: BTreeSet<NodeId> = records.iter().map(|(node, _)| *node).chain(storages).collect();
-    let of_each: Vec<PlacementResult<HashMap<InstanceId, Resources>>> = futures::stream::iter(providers)
+    let mut of_each = futures::stream::iter(providers)
         .map(async |provider| match cloud.placement.provider_allocations(provider).await {
             Err(PlacementError::NotFound(_)) => Ok(HashMap::new()),
             held => held,
         })
         .buffer_unordered(CONCURRENCY)
-        .collect()
-        .await;
+        .boxed();
     let mut tended = Tended::new();
     let mut held: HashMap<InstanceId, Resources> = HashMap::new();
-    for of_one in of_each {
+    while let Some(of_one) = of_each.next().await {
         // What is not seen of one that is held of several looks smaller than it is, which gives nothing back.
-        let of_one = of_one.unwrap_or_else(|error| {
-            tended.note(Err(error.into()));
-            HashMap::new()
-        });
+        let of_one: HashMap<InstanceId, Resources> = match of_one {
+            Ok(of_one) => of_one,
+            Err(error) => match tended.note(Err(error.into())) {
+                true => continue,
+                false => return Ok(tended),
+            },
+        };
         for (instance, amounts) in of_one {
             let held = held.entry(instance).or_default();
             for (class, amount) in amounts {
@@ -209,7 +211,9 @@ pub async fn tend_claims(
         (!more(&spec.resources, &held).is_empty()).then_some((instance, held))
     });
     for instance in surplus.look(greater.collect(), now) {
-        tended.note(settle(cloud, instance).await);
+        if !tended.note(settle(cloud, instance).await) {
+            break;
+        }
     }
     Ok(tended)
 }

@@ -19,26 +19,32 @@ use crate::{
 };
 
 /// What was done about many, each for itself: one that cannot be done, say for want of a record that can be read, keeps nobody
-/// from the others.
+/// from the others; but where etcd or placement does not answer, the others are left to the next look.
 #[derive(Debug)]
 pub struct Tended<T> {
     /// What was done.
     pub done: Vec<T>,
     /// What failed first.
     pub failed: Option<CloudError>,
+    /// Whether etcd or placement did not answer: each of the others would wait for that as long.
+    is_away: bool,
 }
 
 impl<T> Tended<T> {
     pub(crate) fn new() -> Self {
-        Self { done: Vec::new(), failed: None }
+        Self { done: Vec::new(), failed: None, is_away: false }
     }
 
-    /// Notes what came of one; nothing where there was nothing to do.
-    pub(crate) fn note(&mut self, outcome: CloudResult<Option<T>>) {
+    /// Notes what came of one; nothing where there was nothing to do. Whether there is use in going on.
+    pub(crate) fn note(&mut self, outcome: CloudResult<Option<T>>) -> bool {
         match outcome {
             Ok(done) => self.done.extend(done),
-            Err(error) => self.failed = self.failed.take().or(Some(error)),
+            Err(error) => {
+                self.is_away |= error.kind() == Kind::Unreachable;
+                self.failed = self.failed.take().or(Some(error));
+            }
         }
+        !self.is_away
     }
 }
 
@@ -73,7 +79,9 @@ pub async fn tend_nodes(
             Move::MarkDown(node) => cloud.placement.mark_down(node, true).await,
             Move::MarkUp(node) => cloud.placement.mark_down(node, false).await,
         };
-        tended.note(changed.map(|changed| changed.then_some(next)).map_err(CloudError::from));
+        if !tended.note(changed.map(|changed| changed.then_some(next)).map_err(CloudError::from)) {
+            break;
+        }
     }
     Ok((seen, tended))
 }
@@ -108,24 +116,32 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
         match delete_copy(cloud, image, copy).await {
             // It is being made at this moment, or somebody gave it to an instance, or locked it, or calls it otherwise.
             Err(error) if error.kind() != Kind::Unreachable => {}
-            deleted => tended.note(deleted.map(|_| Some(Cleared { instance: copy, request_id: None }))),
+            deleted => {
+                if !tended.note(deleted.map(|_| Some(Cleared { instance: copy, request_id: None }))) {
+                    return Ok(tended);
+                }
+            }
         }
     }
     let told = |instance: &InstanceId| spoken_of.contains(instance) && !requested.contains(instance);
     for key in &members {
         if let Some((_, instance)) = keys.parse_member(key).ok().filter(|(_, instance)| told(instance)) {
             let dropped = drop_failed(cloud, key.clone(), instance).await;
-            tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None })));
+            if !tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None }))) {
+                return Ok(tended);
+            }
         }
     }
     for key in names.into_iter().chain(volumes).chain(members) {
         if let Some(instance) = keys.parse_bearer(&key).filter(|instance| !recorded.contains(instance)) {
             let dropped = drop_alone(cloud, key, instance).await;
-            tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None })));
+            if !tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None }))) {
+                return Ok(tended);
+            }
         }
     }
     let alone = recorded.into_iter().filter(|instance| !spoken_of.contains(instance));
-    let left: Vec<CloudResult<Option<Cleared>>> = futures::stream::iter(alone)
+    let mut left = futures::stream::iter(alone)
         .map(async |instance| {
             let Some(pair) = cloud.store.get(&keys.instance(instance)).await?.0 else { return Ok(None) };
             // What cannot be read is touched by nobody; `list` shows it.
@@ -134,8 +150,11 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
             sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(cleared))
         })
         .buffer_unordered(CONCURRENCY)
-        .collect()
-        .await;
-    left.into_iter().for_each(|swept| tended.note(swept));
+        .boxed();
+    while let Some(swept) = left.next().await {
+        if !tended.note(swept) {
+            break;
+        }
+    }
     Ok(tended)
 }
