@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Instance, InstanceId, PowerWish, Spec, State, Status, Workload, decode, encode};
+use ec_model::{Desired, Instance, InstanceId, PowerWish, Spec, State, Status, Workload, decode, encode};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, LeaseId, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
-    lookup::{Found, Read, below, find, read as read_of},
+    lookup::{Found, Known, Read, below, find, read as read_of},
 };
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
@@ -354,6 +354,7 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
         match find(cloud, instance).await {
             // Somebody took its record away by hand.
             Err(CloudError::NotFound(_)) => {}
+            Ok(Found::Placed(known)) if known.record.is_none() && !is_wanted(&known) => {}
             // A killed command left it.
             Ok(Found::Unplaced(record, _)) if young_for(cloud, &record).is_none() => {}
             found => {
@@ -372,7 +373,10 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
 /// Who bears a name; of one that failed besides how it is given back, for as long as that can be read of it.
 async fn bearer(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudResult<String> {
     let pair = cloud.store.get(&cloud.keys.instance(instance)).await?.0;
-    let record = pair.and_then(|pair| wanted(instance, &pair.value).ok());
+    let Some(pair) = pair else {
+        return Ok(format!("{instance}, whose record etcd lacks: `eschedule heal` writes it anew"));
+    };
+    let record = wanted(instance, &pair.value).ok();
     let has_failed = match &record {
         Some(record) => failed(cloud, record).await?.is_some(),
         None => false,
@@ -421,8 +425,17 @@ pub(crate) enum Left {
 /// Takes a name or a membership away whose instance is gone, or only left over; with the instance then.
 pub(crate) async fn clear(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<Left> {
     let Some(pair) = cloud.store.get(&cloud.keys.instance(instance)).await?.0 else {
-        drop_alone(cloud, key, instance).await?;
-        return Ok(Left::Nothing);
+        let is_lost = match find(cloud, instance).await {
+            Ok(Found::Placed(known)) => is_wanted(&known),
+            // Written at this moment.
+            Ok(Found::Unplaced(..)) => true,
+            Err(CloudError::NotFound(_)) => false,
+            Err(error) => return Err(error),
+        };
+        return Ok(match is_lost || !drop_alone(cloud, key, instance).await? {
+            true => Left::Stands,
+            false => Left::Nothing,
+        });
     };
     let Ok(record) = wanted(instance, &pair.value) else { return Ok(Left::Unreadable) };
     let unplaced = record.assigned.is_none().then(|| Box::new(record.clone()));
@@ -432,9 +445,21 @@ pub(crate) async fn clear(cloud: &Cloud, key: String, instance: InstanceId) -> C
     })
 }
 
-/// For how long a command may still be at one that is not placed, by its record; none where that was killed.
+/// Whether one is asked for still, as far as anybody can read that: where its record is gone, `heal` makes it of the request, with its
+/// name and its place in a group.
+pub(crate) fn is_wanted(known: &Known) -> bool {
+    match &known.request {
+        Read::Here(request, _) => request.desired == Desired::Active,
+        Read::Absent => false,
+        Read::Unreadable(_) => true,
+    }
+}
+
+/// For how long a command may still be at one that is not placed, by its record; none where that was killed. One that began later
+/// than now by another clock was killed, too, where that is far ahead: its name would be taken until then.
 pub(crate) fn young_for(cloud: &Cloud, record: &Instance) -> Option<SignedDuration> {
-    Some(STALE - cloud.host.now().duration_since(record.created_at)).filter(|left| left.is_positive())
+    let left = STALE - cloud.host.now().duration_since(record.created_at);
+    Some(left).filter(|left| left.is_positive() && *left <= STALE * 2)
 }
 
 /// What is to be said of one that a command may still be at, and for how long it is in the way at most.
@@ -449,10 +474,13 @@ fn being_placed(cloud: &Cloud, record: &Instance) -> String {
 }
 
 /// Takes a key away that goes with an instance's record, where that is not there: both are written and deleted together, so
-/// somebody took the record away by hand. Whether it was that.
+/// somebody took the record away by hand. A member stays whose node is asked for it. Whether it was that.
 pub(crate) async fn drop_alone(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<bool> {
-    let alone = Compare::Absent(cloud.keys.instance(instance));
-    Ok(cloud.store.txn(Txn::new().when(alone).delete(key)).await?.succeeded)
+    let mut txn = Txn::new().when(Compare::Absent(cloud.keys.instance(instance)));
+    if let Ok((node, _)) = cloud.keys.parse_member(&key) {
+        txn = txn.when(Compare::Absent(cloud.keys.request(node, instance)));
+    }
+    Ok(cloud.store.txn(txn.delete(key)).await?.succeeded)
 }
 
 /// Takes away what is left of a command that was killed, or of an instance that failed long ago: no request, no

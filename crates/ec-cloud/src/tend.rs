@@ -88,7 +88,7 @@ pub async fn tend_nodes(
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no
 /// agent tells of, their names and memberships, and claims that were never requested; names and memberships whose records
-/// are gone; and places in groups of what failed before it ever ran. Answers whose. And it deletes copies of disks for images that nobody sends any more.
+/// are gone, unless their nodes are asked for them; and places in groups of what failed before it ever ran. Answers whose. And it deletes copies of disks for images that nobody sends any more.
 ///
 /// # Errors
 /// etcd does not answer, and nothing was done.
@@ -132,8 +132,10 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
             }
         }
     }
+    // One that is asked for has lost its record alone: with that it gets its name and its place again.
+    let is_gone = |instance: &InstanceId| !recorded.contains(instance) && !requested.contains(instance);
     for key in names.into_iter().chain(volumes).chain(members) {
-        if let Some(instance) = keys.parse_bearer(&key).filter(|instance| !recorded.contains(instance)) {
+        if let Some(instance) = keys.parse_bearer(&key).filter(is_gone) {
             let dropped = drop_alone(cloud, key, instance).await;
             if !tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None }))) {
                 return Ok(tended);
@@ -146,6 +148,10 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
             let Some(pair) = cloud.store.get(&keys.instance(instance)).await?.0 else { return Ok(None) };
             // What cannot be read is touched by nobody; `list` shows it.
             let Ok(record) = wanted(instance, &pair.value) else { return Ok(None) };
+            // Of a host whose clock is far ahead, a command may be at it now: whoever wants its name takes that over.
+            if record.created_at > cloud.host.now() {
+                return Ok(None);
+            }
             let cleared = Cleared { instance, request_id: record.request_id };
             sweep(cloud, record, pair.mod_revision).await.map(|swept| swept.then_some(cleared))
         })

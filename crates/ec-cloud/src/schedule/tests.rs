@@ -636,6 +636,9 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
     for (age, placed, status, claimed, taken_over) in [
         (11, false, false, true, true),
         (9, false, false, true, false),
+        // Its clock was ahead: a little, or by as much as nobody may wait for.
+        (-9, false, false, true, false),
+        (-11, false, false, true, true),
         (11, true, false, false, true),
         (11, true, true, false, false),
         // Somebody deleted its keys by hand: the guest may run, and stays counted.
