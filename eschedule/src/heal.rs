@@ -39,7 +39,11 @@ pub(crate) struct Healing {
 pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
     if !healing.yes {
-        let found = heal(cloud, &healing.instances, true).await?;
+        let looked = heal(cloud, &healing.instances, true).await?;
+        if let Some(error) = looked.failed {
+            return Err(error.into());
+        }
+        let found = looked.done;
         let count = found.iter().filter(|healed| healed.outcome == Outcome::Lost).count();
         if healing.dry_run {
             return output::healed(output, &found, &names(session, output).await?);
@@ -61,9 +65,17 @@ pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Outp
             return Err(Failure::failed("nothing was changed"));
         }
     }
-    let done = heal(cloud, &healing.instances, false).await.map_err(|error| session.failed(error))?;
-    output::healed(output, &done, &names(session, output).await?)?;
-    left(&done)
+    let tended = heal(cloud, &healing.instances, false).await.map_err(|error| session.failed(error))?;
+    let Some(error) = tended.failed else {
+        output::healed(output, &tended.done, &names(session, output).await?)?;
+        return left(&tended.done);
+    };
+    // What was done is told, by uuids where etcd does not tell names now.
+    if !tended.done.is_empty() {
+        let names = names(session, output).await.unwrap_or_default();
+        output::healed(output, &tended.done, &names)?;
+    }
+    Err(session.failed(error))
 }
 
 /// What can be asked for by name now: what was brought back can.

@@ -84,6 +84,7 @@ pub(crate) fn called(name: Option<&String>, instance: InstanceId) -> String {
 
 /// What scripts may call those of a kind by, of which `-o name` tells. Whoever has no name there that means it, and no other, is told
 /// by its uuid: one of another project, one whose name is free since its end is wished, one that nobody recorded.
+#[derive(Default)]
 pub(crate) struct Names(HashMap<InstanceId, String>);
 
 impl Names {

@@ -137,6 +137,22 @@ pub(crate) async fn tidy(cloud: &Cloud, group: &str) -> CloudResult<usize> {
     Ok(stood.iter().filter(|left| matches!(left, Left::Nothing)).count())
 }
 
+/// The key that says of which group an instance on that node is a member, and that group of the project, where there is it.
+pub(crate) async fn place_of(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+) -> CloudResult<Option<(String, Option<String>)>> {
+    let (keys, project) = (&cloud.keys, &cloud.project);
+    let members = cloud.store.keys(&keys.all_members()).await?;
+    let is_its = |key: &String| keys.parse_member(key).is_ok_and(|of| of == (node, instance));
+    let Some(key) = members.into_iter().find(is_its) else { return Ok(None) };
+    let groups: Vec<Group> = all(cloud, &keys.groups(project)).await?;
+    let mut names = groups.into_iter().map(|group| group.name);
+    let group = names.find(|name| keys.member(project, name, node, instance) == key);
+    Ok(Some((key, group)))
+}
+
 /// Takes the place of a member away whose build failed before it ever ran. Where it is brought back all the same, it joins again.
 /// Whether it was that.
 pub(crate) async fn drop_failed(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<bool> {

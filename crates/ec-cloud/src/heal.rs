@@ -27,11 +27,14 @@ use ec_store::{Compare, KeyValue, StoreError, Txn};
 use serde::Serialize;
 
 use crate::{
-    Cloud, CloudError, CloudResult, Joining,
+    Cloud, CloudError, CloudResult, Joining, Kind,
+    group::place_of,
     history::{Asked, note},
     intent::{free, name_is_free},
+    lookup::is_beginning,
     schedule::not_understood,
     storage::storage_of,
+    tend::Tended,
     volume::{kept_by, kept_for},
 };
 
@@ -92,26 +95,33 @@ impl Healed {
         let Instance { instance, name, project, request_id, .. } = record.clone();
         Self { instance, name, project: Some(project), node, outcome: Outcome::Healed, request_id, notes }
     }
+}
 
-    /// Whether it is called so, by its name, its uuid or the beginning of that.
-    fn is_called(&self, word: &str) -> bool {
-        self.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case(word))
-            || self.instance.to_string().starts_with(&word.to_ascii_lowercase())
+/// Those that are called so: by their names within the project, where any is; else by the uuid, or the beginning of that.
+fn called(all: &[Healed], project: &str, word: &str) -> HashSet<InstanceId> {
+    let is_of_project = |lost: &&Healed| lost.project.as_deref().is_none_or(|of| of == project);
+    let is_named = |lost: &&Healed| lost.name.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(word));
+    let of = |lost: &Healed| lost.instance;
+    let named: HashSet<_> = all.iter().filter(is_of_project).filter(is_named).map(of).collect();
+    if !named.is_empty() {
+        return named;
     }
+    let word = word.to_ascii_lowercase();
+    let begins = |uuid: String| uuid == word || is_beginning(&word) && uuid.starts_with(&word);
+    all.iter().map(of).filter(|instance| begins(instance.to_string())).collect()
 }
 
 /// Brings back what nodes hold that etcd lacks: all of it, or of these names and uuids (or their beginnings); or only
-/// looks what that would be.
+/// looks what that would be. One that cannot be brought back is left, with why; where etcd or placement does not answer any more,
+/// that is what failed, and what was brought back before stays.
 ///
 /// # Errors
-/// One that was named is not held by anybody, or several are: nothing is done. Or etcd does not answer: what was brought
-/// back stays.
-pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Vec<Healed>> {
+/// One that was named is not held by anybody, or several are, or etcd does not answer: nothing is done.
+pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Tended<Healed>> {
     let all = lost(cloud).await?;
     let mut chosen = HashSet::new();
     for word in only {
-        let called: HashSet<InstanceId> =
-            all.iter().filter(|lost| lost.is_called(word)).map(|lost| lost.instance).collect();
+        let called = called(&all, &cloud.project, word);
         match called.len() {
             1 => chosen.extend(called),
             0 => {
@@ -126,14 +136,23 @@ pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Ve
             }
         }
     }
-    let mut done = Vec::new();
+    let mut tended = Tended::new();
     for lost in all.into_iter().filter(|lost| only.is_empty() || chosen.contains(&lost.instance)) {
-        match lost.outcome {
-            Outcome::Left => done.push(lost),
-            _ => done.extend(bring(cloud, lost.node, lost.instance, looks).await?),
+        let brought = match lost.outcome {
+            Outcome::Left => Ok(Some(lost)),
+            _ => match bring(cloud, lost.node, lost.instance, looks).await {
+                Err(error) if error.kind() != Kind::Unreachable => {
+                    let notes = vec![error.to_string()];
+                    Ok(Some(Healed { outcome: Outcome::Left, request_id: None, notes, ..lost }))
+                }
+                brought => brought,
+            },
+        };
+        if !tended.note(brought) {
+            break;
         }
     }
-    Ok(done)
+    Ok(tended)
 }
 
 /// Those of which only the record is gone.
@@ -420,12 +439,18 @@ async fn plan_unrecorded(
     if let Some(why) = not_understood(node, &alive.value, of.format()) {
         return left(why);
     }
-    let mut brought = made_of_request(asked, node);
+    let of_project = Cloud { project: of.project.clone(), ..cloud.clone() };
     let txn = Txn::new()
         .when(Compare::Unchanged(pair.key.clone(), pair.mod_revision))
         .when(Compare::Absent(cloud.keys.instance(instance)))
         .when(Compare::Unchanged(alive.key, alive.mod_revision));
-    let of_project = Cloud { project: of.project.clone(), ..cloud.clone() };
+    // Its place in a group stayed when its record went.
+    let (group, txn) = match place_of(&of_project, node, instance).await? {
+        Some((key, Some(group))) => (Some(group), txn.when(Compare::Present(key))),
+        Some((key, None)) => (None, txn.delete(key)),
+        None => (None, txn),
+    };
+    let mut brought = made_of_request(asked, node, group);
     let txn = with_name(&of_project, None, &mut brought, looks, txn).await?;
     let txn = match with_volumes(&of_project, &mut brought, txn).await? {
         Ok(txn) => txn,

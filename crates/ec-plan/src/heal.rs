@@ -5,7 +5,7 @@
 
 use ec_model::{
     AccessWish, Assigned, Desired, Doc, Edition, Extent, Held, Instance, NodeId, Request, Rescue, Resize,
-    Resources, Size, Spec, State, Status,
+    ResourceQuery, Resources, Size, Spec, State, Status,
 };
 
 /// What is to be written.
@@ -89,16 +89,18 @@ pub fn brought(
     Ok(Brought { record, request, notes: notes.0 })
 }
 
-/// What is to be written of an instance that is asked for on a node, and of which no record is there.
-pub fn made_of_request(mut request: Doc<Request>, node: NodeId) -> Brought {
+/// What is to be written of an instance that is asked for on a node, and of which no record is there; its place in a `group` stayed.
+pub fn made_of_request(mut request: Doc<Request>, node: NodeId, group: Option<String>) -> Brought {
     let generation = request.record.generation.saturating_add(1);
-    let mut record = of_request(&request.record);
+    let not_known = if group.is_some() { NOT_KNOWN_OF_MEMBER } else { NOT_KNOWN };
+    let mut record = Instance { group, ..of_request(&request.record) };
     record.assigned = Some(Assigned { node, epoch: request.record.epoch });
     (record.generation, request.record.generation) = (generation, generation);
-    Brought { record: Doc::new(record), request, notes: vec![NOT_KNOWN.to_owned()] }
+    Brought { record: Doc::new(record), request, notes: vec![not_known.to_owned()] }
 }
 
 const NOT_KNOWN: &str = "its labels, its group and whether it was locked are not known";
+const NOT_KNOWN_OF_MEMBER: &str = "its labels and whether it was locked are not known";
 
 /// What is otherwise than it was, each once.
 #[derive(Default)]
@@ -245,22 +247,20 @@ fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &
         Some(before) => (wanted.spec.query, wanted.spec.resources) = (before.query, before.resources),
         None => {
             for class in ["VCPU", "MEMORY_MB", "DISK_GB"] {
-                if let Some(amount) = held.resources.get(class) {
-                    wanted.spec.resources.insert(class.to_owned(), *amount);
+                let Some(amount) = held.resources.get(class).copied() else { continue };
+                if wanted.spec.resources.insert(class.to_owned(), amount) == Some(amount) {
+                    continue;
+                }
+                // In the group of the query that asks for it, so that it is not asked for twice.
+                let query =
+                    ResourceQuery::parse(&wanted.spec.query).and_then(|query| query.with(class, amount));
+                if let Ok(query) = query {
+                    wanted.spec.query = query.text().to_owned();
                 }
             }
-            wanted.spec.query = with_resources(&wanted.spec.query, &wanted.spec.resources);
         }
     }
     notes.add(NO_NEW_SIZE);
-}
-
-/// A query for these amounts, with all else as it was.
-fn with_resources(query: &str, resources: &Resources) -> String {
-    let amounts: Vec<String> = resources.iter().map(|(class, amount)| format!("{class}:{amount}")).collect();
-    let asked = format!("resources={}", amounts.join(","));
-    let others = query.split('&').filter(|part| !part.is_empty() && !part.starts_with("resources="));
-    std::iter::once(asked.as_str()).chain(others).collect::<Vec<_>>().join("&")
 }
 
 #[cfg(test)]

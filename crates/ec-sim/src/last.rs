@@ -36,7 +36,7 @@ pub(crate) async fn bring_to_an_end(world: &Arc<World>) {
 pub(crate) async fn bring_home(world: &Arc<World>) {
     let Ok(cloud) = cloud(world, SOMEBODY, &Life::new()) else { return };
     match heal(&cloud, &[], false).await {
-        Ok(healed) => world.log(SOMEBODY, format!("heals {}", healed.len())),
+        Ok(healed) => world.log(SOMEBODY, format!("heals {}", healed.done.len())),
         Err(error) => world.log(SOMEBODY, format!("cannot heal: {error}")),
     }
 }

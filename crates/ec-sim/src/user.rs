@@ -430,7 +430,9 @@ pub(crate) async fn doom(
 /// Brings back what nodes hold and etcd lacks; how many, or what was told instead.
 pub(crate) async fn mend(world: &Arc<World>, actor: Actor, cloud: &Cloud) -> Result<usize, String> {
     world.log(actor, "heal");
-    let done = heal(cloud, &[], false).await.map_err(|error| error.to_string());
+    let tended = heal(cloud, &[], false).await;
+    let done = tended.and_then(|tended| tended.failed.map_or(Ok(tended.done), Err));
+    let done = done.map_err(|error| error.to_string());
     match &done {
         Ok(all) => {
             for healed in all {

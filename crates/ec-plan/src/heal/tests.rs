@@ -80,7 +80,10 @@ fn blank() -> Request {
 #[test]
 fn what_is_asked_for_and_has_no_record_is_asked_for_as_before() {
     let asked = Request { handover: Some(ec_model::Handover::To(node(2))), ..request() };
-    let made = made_of_request(Doc::new(asked.clone()), node(1));
+    let made = made_of_request(Doc::new(asked.clone()), node(1), None);
+    let member = made_of_request(Doc::new(asked.clone()), node(1), Some("g".to_owned()));
+    assert_eq!(member.record.record.group.as_deref(), Some("g"), "its place there stayed");
+    assert_eq!(member.notes, ["its labels and whether it was locked are not known"]);
     let next = Request { generation: asked.generation + 1, ..asked };
     assert_eq!(made.request.record, next, "but for its generation");
     let known = Instance { labels: Default::default(), locked: None, generation: 8, ..record() };
@@ -239,9 +242,14 @@ fn it_stays_as_large_as_it_is() {
     assert_eq!(came(sized(2, Some(1)), Some(5), Some(5), 2), (Some(5), asked, 0));
     assert_eq!(came(sized(2, Some(1)), Some(5), None, 1), (None, "q1".to_owned(), 1));
     // It had been given another before, and was to be given a third, or to go back.
-    let of_two = "resources=CUSTOM_X:1,MEMORY_MB:128,VCPU:2&required=T".to_owned();
+    let of_two = "resources=MEMORY_MB:128,CUSTOM_X:1,VCPU:2&required=T".to_owned();
     assert_eq!(came(sized(3, Some(1)), Some(6), Some(5), 2), (Some(5), of_two.clone(), 1));
     assert_eq!(came(sized(1, None), Some(6), Some(5), 2), (Some(5), of_two, 1));
+    // Each class in the group that asks for it.
+    let mut grouped = sized(1, None);
+    grouped.spec.query = "resources=MEMORY_MB:128&resources1=VCPU:1&required1=T".to_owned();
+    let of_two = "resources=MEMORY_MB:128&resources1=VCPU:2&required1=T".to_owned();
+    assert_eq!(came(grouped, Some(6), Some(5), 2), (Some(5), of_two, 1));
 }
 
 #[test]

@@ -182,6 +182,26 @@ async fn where_etcd_is_away_the_others_are_left_to_the_next_look() {
 }
 
 #[tokio::test]
+async fn one_whose_record_alone_is_gone_keeps_its_name_and_its_place() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    world.group("Apart", Policy::AntiAffinity).await;
+    let made = world.schedule_within(Some("Apart"), QUERY, Some("web")).await.unwrap().unwrap();
+    let key = world.keys.instance(made.instance);
+    world.etcd.memory.txn(Txn::new().delete(key.clone())).await.unwrap();
+    assert_eq!(tend_instances(&cloud).await.unwrap().done, []);
+    let taken = world.schedule(QUERY, Some("web")).await.unwrap_err().to_string();
+    assert!(taken.contains("`eschedule heal` writes it anew"), "{taken}");
+    assert_eq!(world.member("apart").await.map_err(|none| none.left_out), Err([node(0)].into()));
+    assert_eq!(crate::heal(&cloud, &[], false).await.unwrap().done.len(), 1);
+    let record: Instance = decode(&world.under(&key)[0].value).unwrap();
+    assert_eq!((record.name.as_deref(), record.group.as_deref()), (Some("web"), Some("Apart")));
+    destroy(&cloud, made.instance).await.unwrap();
+    assert_eq!(world.members("apart").await, []);
+    world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+}
+
+#[tokio::test]
 async fn what_failed_before_it_ever_ran_has_no_place_and_keeps_its_name() {
     for (has_run, request_stays) in [(false, false), (true, false), (false, true)] {
         let world = World::new(1, 0, &[]).await.roomy(9);

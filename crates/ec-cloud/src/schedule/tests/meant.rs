@@ -166,7 +166,7 @@ async fn a_volume_that_is_handed_over_is_listed_once_with_who_has_it() {
     assert_eq!(told, [(Some(here), Some(made.instance))]);
     // Where the record is gone nobody can say which counts.
     world.etcd.memory.txn(Txn::new().delete(world.keys.instance(volume))).await.unwrap();
-    let healed = heal(&cloud, &[], false).await.unwrap();
+    let healed = heal(&cloud, &[], false).await.unwrap().done;
     assert!(healed.len() == 1 && healed[0].notes[0].contains("on several nodes"), "{healed:?}");
     let listed = crate::volumes(&cloud).await.unwrap();
     assert_eq!(listed.len(), 2);
@@ -189,9 +189,9 @@ async fn records_that_are_gone_are_made_of_requests_and_say_who_has_what() {
         let told = crate::unrecorded(&cloud).await.unwrap();
         assert_eq!(told.iter().map(|lost| lost.instance).collect::<Vec<_>>(), [lost]);
         let all = memory.content("/").pairs;
-        assert_eq!(heal(&cloud, &[], true).await.unwrap()[0].outcome, crate::Outcome::Lost);
+        assert_eq!(heal(&cloud, &[], true).await.unwrap().done[0].outcome, crate::Outcome::Lost);
         assert_eq!(memory.content("/").pairs, all, "it only looks");
-        assert_eq!(heal(&cloud, &[], false).await.unwrap()[0].outcome, crate::Outcome::Healed);
+        assert_eq!(heal(&cloud, &[], false).await.unwrap().done[0].outcome, crate::Outcome::Healed);
         let (generation, request_id) = (before.generation + 1, record().request_id);
         assert_eq!(record(), Instance { generation, request_id, ..before });
         assert!(crate::unrecorded(&cloud).await.unwrap().is_empty());
@@ -199,9 +199,58 @@ async fn records_that_are_gone_are_made_of_requests_and_say_who_has_what() {
     // A wish to destroy takes the record along.
     destroy_selected(&cloud, made.instance, &[]).await.unwrap();
     assert!(crate::unrecorded(&cloud).await.unwrap().is_empty());
-    assert!(heal(&cloud, &[], false).await.unwrap().is_empty());
+    assert!(heal(&cloud, &[], false).await.unwrap().done.is_empty());
     let why = crate::delete_volume(&cloud, volume).await.unwrap_err().to_string();
     assert!(why.contains("being destroyed, and has it until its end"), "{why}");
+}
+
+#[tokio::test]
+async fn what_is_to_be_healed_is_named_as_elsewhere_and_told_as_far_as_etcd_let_it() {
+    let mut world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let mut made = Vec::new();
+    for name in ["a", "b"] {
+        let one = world.schedule(QUERY, Some(name)).await.unwrap().unwrap();
+        world.etcd.memory.txn(Txn::new().delete(world.keys.instance(one.instance))).await.unwrap();
+        made.push(one.instance);
+    }
+    let looked = async |cloud: &Cloud, word: &str| heal(cloud, &[word.to_owned()], true).await;
+    let uuid = made[1].to_string();
+    assert_eq!(
+        looked(&cloud, "A").await.unwrap().done[0].instance,
+        made[0],
+        "its name, and no uuid's beginning"
+    );
+    assert_eq!(looked(&cloud, &uuid[..20]).await.unwrap().done[0].instance, made[1]);
+    assert!(matches!(looked(&cloud, &uuid[..3]).await, Err(CloudError::NotFound(_))));
+    let elsewhere = Cloud { project: "other".into(), ..cloud };
+    assert!(matches!(looked(&elsewhere, "a").await, Err(CloudError::NotFound(_))));
+    let next = world.etcd.plan.step.load(Ordering::Relaxed) + 1;
+    world.etcd.plan.faults.insert(next, Fault::Fails);
+    let healed = heal(&world.cloud(), &[], false).await.unwrap();
+    assert_eq!(healed.done.iter().map(|healed| healed.outcome).collect::<Vec<_>>(), [crate::Outcome::Healed]);
+    assert_eq!(healed.failed.map(|error| error.kind()), Some(Kind::Unreachable));
+}
+
+#[tokio::test]
+async fn a_list_of_outcomes_that_cannot_be_read_hides_no_other() {
+    let world = World::new(1, 0, &[]).await;
+    let made = world.schedule(QUERY, None).await.unwrap().unwrap();
+    let key = world.keys.outcomes(made.node, made.instance);
+    world.etcd.memory.txn(Txn::new().put(key, r#"{"version":99}"#)).await.unwrap();
+    let told = crate::history(&world.cloud(), &made.instance.to_string()).await.unwrap();
+    assert_eq!(told[0].outcome, Some(ec_plan::history::Fate::Unknown), "{told:?}");
+}
+
+#[tokio::test]
+async fn a_node_has_its_instances_and_its_volumes_counted_apart() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    world.volume_of_a_machine().await;
+    let nodes = crate::nodes(&world.cloud()).await.unwrap();
+    assert_eq!((nodes[0].instances, nodes[0].volumes), (1, 1));
+    world.etcd.memory.txn(Txn::new().delete(world.keys.alive(node(0)))).await.unwrap();
+    let note = crate::nodes(&world.cloud()).await.unwrap().remove(0).note.unwrap();
+    assert!(note.contains("holds 1 instance and 1 volume"), "{note}");
 }
 
 #[tokio::test]
@@ -224,27 +273,6 @@ async fn of_a_node_that_is_asked_for_it_is_told_how_many_others_there_are() {
     let ask = Ask::new(&query).unwrap().on(node(7)).unwrap();
     let reasons = crate::explain(&silent.cloud(), &ask, &NoRoom::default()).await.unwrap();
     assert!(reasons.without_inventory.is_empty() && reasons.untold[0].starts_with("n7: "), "{reasons:?}");
-}
-
-#[tokio::test]
-async fn a_list_of_outcomes_that_cannot_be_read_hides_no_other() {
-    let world = World::new(1, 0, &[]).await;
-    let made = world.schedule(QUERY, None).await.unwrap().unwrap();
-    let key = world.keys.outcomes(made.node, made.instance);
-    world.etcd.memory.txn(Txn::new().put(key, r#"{"version":99}"#)).await.unwrap();
-    let told = crate::history(&world.cloud(), &made.instance.to_string()).await.unwrap();
-    assert_eq!(told[0].outcome, Some(ec_plan::history::Fate::Unknown), "{told:?}");
-}
-
-#[tokio::test]
-async fn a_node_has_its_instances_and_its_volumes_counted_apart() {
-    let world = World::new(1, 0, &[]).await.roomy(9);
-    world.volume_of_a_machine().await;
-    let nodes = crate::nodes(&world.cloud()).await.unwrap();
-    assert_eq!((nodes[0].instances, nodes[0].volumes), (1, 1));
-    world.etcd.memory.txn(Txn::new().delete(world.keys.alive(node(0)))).await.unwrap();
-    let note = crate::nodes(&world.cloud()).await.unwrap().remove(0).note.unwrap();
-    assert!(note.contains("holds 1 instance and 1 volume"), "{note}");
 }
 
 #[tokio::test(start_paused = true)]
