@@ -22,8 +22,8 @@ use serde::Serialize;
 use crate::{
     Cloud, CloudError, CloudResult,
     catalog::{all, create, deletable, missing},
-    intent::{Left, clear, failed, wanted},
-    lookup::CONCURRENCY,
+    intent::{Left, clear, failed, is_wanted, wanted, young_for},
+    lookup::{CONCURRENCY, Found, find},
 };
 
 /// Members come and go while we look; so often is enough for anybody.
@@ -151,6 +151,25 @@ pub(crate) async fn place_of(
     let mut names = groups.into_iter().map(|group| group.name);
     let group = names.find(|name| keys.member(project, name, node, instance) == key);
     Ok(Some((key, group)))
+}
+
+/// The members of a group that have no place there any more, which nobody has taken away yet: [`tidy`] would. Nothing is changed.
+pub(crate) async fn placeless(cloud: &Cloud, group: &str) -> CloudResult<Vec<Member>> {
+    let mut found = Vec::new();
+    for member in members(cloud, group).await? {
+        let placeless = match find(cloud, member.instance).await {
+            Ok(Found::Placed(known)) => match &known.record {
+                Some(record) => failed(cloud, record).await?.is_some(),
+                None => !is_wanted(&known),
+            },
+            Ok(Found::Unplaced(record, _)) => young_for(cloud, &record).is_none(),
+            Err(CloudError::NotFound(_)) => true,
+            Err(CloudError::Unreadable(_)) => false,
+            Err(error) => return Err(error),
+        };
+        found.extend(placeless.then_some(member));
+    }
+    Ok(found)
 }
 
 /// Takes the place of a member away whose build failed before it ever ran. Where it is brought back all the same, it joins again.

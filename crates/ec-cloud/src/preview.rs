@@ -1,13 +1,14 @@
 //! Where an instance would go, and why: the first steps of scheduling, which only look.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, btree_map::Entry};
 
 use ec_model::{Alive, NodeId, decode};
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Ask, Cloud, CloudResult,
+    Ask, Cloud, CloudResult, Member,
+    group::placeless,
     schedule::{NoRoom, look},
 };
 
@@ -43,8 +44,22 @@ pub async fn preview(cloud: &Cloud, ask: &Ask<'_>) -> CloudResult<Result<Preview
     let ask = &ask.clone().on_storage(cloud).await?;
     let order = ask.order(cloud).await?;
     for limit in ask.limits().iter().copied() {
-        let looked = look(cloud, ask, limit, &CancellationToken::new()).await?;
-        let choice = ask.choose(&looked, &order);
+        let mut looked = look(cloud, ask, limit, &CancellationToken::new()).await?;
+        let mut choice = ask.choose(&looked, &order);
+        // Whoever asked in earnest would take away what is left of members that have no place any more.
+        if let (Some(group), Some(peers), true) = (&ask.group, &mut looked.peers, choice.tries.is_empty())
+            && !choice.left_out.is_empty()
+        {
+            for Member { node, instance } in placeless(cloud, &group.group.name).await? {
+                if let Entry::Occupied(mut there) = peers.on.entry(node) {
+                    there.get_mut().remove(&instance);
+                    if there.get().is_empty() {
+                        there.remove();
+                    }
+                }
+            }
+            choice = ask.choose(&looked, &order);
+        }
         let found = looked.found;
         let Some(first) = choice.tries.first() else {
             seen.not_alive.extend(choice.not_alive);

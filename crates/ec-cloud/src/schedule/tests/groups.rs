@@ -167,18 +167,18 @@ async fn a_place_that_nobody_has_any_more_is_free() {
 }
 
 #[tokio::test]
-async fn where_etcd_is_away_the_others_are_left_to_the_next_look() {
-    let mut world = World::new(1, 0, &[]).await;
-    world.group("near", Policy::SoftAffinity).await;
-    for _ in 0..3 {
-        world.left_over("near", node(0)).await;
-    }
-    let next = world.etcd.plan.step.load(Ordering::Relaxed);
-    world.etcd.plan.faults.insert(next, Fault::Fails);
-    let tended = tend_instances(&world.cloud()).await.unwrap();
-    assert!(tended.done.is_empty() && tended.failed.is_some());
-    assert_eq!(world.etcd.plan.step.load(Ordering::Relaxed), next + 1, "nothing more is asked");
-    assert_eq!(tend_instances(&world.cloud()).await.unwrap().done.len(), 3);
+async fn a_place_that_nobody_has_any_more_is_told_as_free() {
+    let world = World::new(1, 0, &[]).await;
+    world.group("apart", Policy::AntiAffinity).await;
+    world.left_over("apart", node(0)).await;
+    let query = ResourceQuery::parse(QUERY).unwrap();
+    let ask =
+        || async { Ask::new(&query).unwrap().within(Joining::new(&world.cloud(), "apart").await.unwrap()) };
+    let preview = crate::preview(&world.cloud(), &ask().await).await.unwrap();
+    assert_eq!(preview.map(|preview| preview.node), Ok(node(0)));
+    assert_eq!(world.members("apart").await, [node(0)], "it only looks");
+    world.schedule_within(Some("apart"), QUERY, None).await.unwrap().unwrap();
+    assert!(crate::preview(&world.cloud(), &ask().await).await.unwrap().is_err(), "somebody has it");
 }
 
 #[tokio::test]
@@ -199,6 +199,21 @@ async fn one_whose_record_alone_is_gone_keeps_its_name_and_its_place() {
     destroy(&cloud, made.instance).await.unwrap();
     assert_eq!(world.members("apart").await, []);
     world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+}
+
+#[tokio::test]
+async fn where_etcd_is_away_the_others_are_left_to_the_next_look() {
+    let mut world = World::new(1, 0, &[]).await;
+    world.group("near", Policy::SoftAffinity).await;
+    for _ in 0..3 {
+        world.left_over("near", node(0)).await;
+    }
+    let next = world.etcd.plan.step.load(Ordering::Relaxed);
+    world.etcd.plan.faults.insert(next, Fault::Fails);
+    let tended = tend_instances(&world.cloud()).await.unwrap();
+    assert!(tended.done.is_empty() && tended.failed.is_some());
+    assert_eq!(world.etcd.plan.step.load(Ordering::Relaxed), next + 1, "nothing more is asked");
+    assert_eq!(tend_instances(&world.cloud()).await.unwrap().done.len(), 3);
 }
 
 #[tokio::test]
