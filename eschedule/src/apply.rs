@@ -1,8 +1,8 @@
 //! `eschedule apply`: what a stack's file says is made so. What differs is told before; the same file again does nothing.
 //!
 //! ```text
-//!   groups ─▶ new instances, where their volumes lie or find room ─▶ what is otherwise ─▶ surplus instances
-//!     ─▶ new volumes, beside who is to have them ─▶ labels, sizes ─▶ detach ─▶ attach ─▶ surplus volumes, groups
+//!   groups ─▶ new instances, where their volumes lie or find room ─▶ what is otherwise
+//!     ─▶ new volumes, beside who is to have them ─▶ labels, sizes ─▶ surplus instances ─▶ detach ─▶ attach ─▶ surplus volumes, groups
 //! ```
 
 mod volumes;
@@ -165,15 +165,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
     steps.extend(of_volumes.differences(prune));
-    if wished.iter().any(|wish| wish.boots) {
-        // What boots from a volume is asked for once nobody else has that, and the others of its volumes are made beside it.
-        steps.sort_by_key(|step| match step {
-            Difference::Run(number) => usize::from(wished[*number].boots),
-            Difference::Volume(VolumeStep::Detach { .. }) => 0,
-            Difference::Volume(_) => 2,
-            _ => 0,
-        });
-    }
+    steps = of_volumes.in_order(steps);
     if apply.prune {
         // Last: until then they may have members.
         steps.extend(surplus_groups(&stack, &there_groups).map(Difference::DeleteGroup));
@@ -418,7 +410,16 @@ fn made(name: &str, policy: Policy) -> Applied {
     Applied { note: Some(policy.to_string()), ..Applied::new("group", name) }
 }
 
+/// A step as it is told; what has no name by its uuid.
 fn told(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
+    let mut one = as_called(step, of_volumes);
+    if let Some(instance) = one.volume.or(one.instance).filter(|_| one.name.is_empty()) {
+        one.name = instance.to_string();
+    }
+    one
+}
+
+fn as_called(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
     let of = |what, name: &str, instance: &InstanceId, note| Applied {
         instance: Some(*instance),
         note,
@@ -577,7 +578,7 @@ impl<'a> Making<'a> {
                 let doomed = destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await;
                 if let Doomed::By { node, alive } = doomed.map_err(|error| session.failed(error))? {
                     one.node = Some(node);
-                    self.asked = Some(Asked::gone(name, *instance, node, alive));
+                    self.asked = Some(Asked::gone(&one.name, *instance, node, alive));
                 }
             }
             Difference::Volume(step) => self.volume(step, one).await?,
@@ -737,4 +738,31 @@ async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
     let names = || applied.iter().filter(|one| !one.undone).map(|one| one.name.clone()).collect();
     output.print(applied, names, String::new)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_has_no_name_is_told_by_its_uuid() {
+        let none = Volumes {
+            stack: "shop",
+            instances: &[],
+            volumes: &[],
+            there: &[],
+            stored: &[],
+            shared: &BTreeMap::new(),
+        };
+        let instance = InstanceId::new(uuid::Uuid::from_u128(7));
+        for step in [
+            Difference::Destroy(instance, String::new()),
+            Difference::Keep(instance, String::new(), "it stays".to_owned()),
+            Difference::Volume(VolumeStep::Delete(instance, String::new())),
+            Difference::Volume(VolumeStep::Keep(instance, String::new())),
+        ] {
+            assert_eq!(told(&step, &none).name, instance.to_string(), "{step:?}");
+        }
+        assert_eq!(told(&Difference::Destroy(instance, "web".to_owned()), &none).name, "web");
+    }
 }

@@ -108,7 +108,7 @@ pub enum Difference {
     Stands(InstanceId, String, String),
     /// This is otherwise, and nothing needs to be done about it.
     Keep(InstanceId, String, String),
-    /// It is of the stack, and the file says nothing of it.
+    /// It is of the stack, and the file says nothing of it: by what it is called, nothing where it has no name.
     Destroy(InstanceId, String),
     /// It bears a name of the file, and is not of the stack: nobody touches it.
     Foreign(InstanceId, String),
@@ -174,10 +174,12 @@ pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bo
     other.extend(too_much.filter_map(|record| {
         let (instance, name) = (record.instance, record.name.clone().unwrap_or_default());
         let why = "the file does not name it, and it stays; `--prune` destroys it";
-        match prune {
-            true => Some(Difference::Destroy(instance, name)),
-            false => record.assigned.map(|_| Difference::Keep(instance, name, why.to_owned())),
-        }
+        // What is being placed may come to nothing; of a name of the stack's it is known who asked for it.
+        let is_meant = record.assigned.is_some() || (prune && record.name.is_some());
+        is_meant.then(|| match prune {
+            true => Difference::Destroy(instance, name),
+            false => Difference::Keep(instance, name, why.to_owned()),
+        })
     }));
     new.append(&mut other);
     new
@@ -457,7 +459,13 @@ mod tests {
         assert_eq!(differences("other", &[], &there, true), []);
         let mut begun = there[1].clone();
         begun.record.assigned = None;
-        assert_eq!(differences("shop", &[], &[begun], false), [], "it may come to nothing");
+        assert_eq!(
+            differences("shop", &[], std::slice::from_ref(&begun), false),
+            [],
+            "it may come to nothing"
+        );
+        begun.record.name = None;
+        assert_eq!(differences("shop", &[], &[begun], true), [], "what a killed command left is swept");
     }
 
     #[test]

@@ -212,7 +212,7 @@ impl Making<'_> {
                     }
                 });
                 if let Doomed::By { node, alive } = doomed.await? {
-                    self.asked = Some(Asked::gone(name, *volume, node, alive));
+                    self.asked = Some(Asked::gone(&one.name, *volume, node, alive));
                 }
             }
             VolumeStep::Stands(..) | VolumeStep::Keep(..) => {}
@@ -279,19 +279,26 @@ impl Making<'_> {
         Err(given_back(&wish.name))
     }
 
-    /// Waits until all that this run made as copies of a disk is there: it cannot be made once that is gone.
+    /// Waits until all that this run made as copies of a disk is there: it cannot be made once that is gone. An error where one is to
+    /// be made still.
     pub(super) async fn until_copied(&self, disk: InstanceId) -> Result<(), Failure> {
         let is_of_it = |image: &ImageRef| {
             image
                 .copied()
                 .is_some_and(|of| of.disk == disk || of.held == Some(disk) || of.beside.contains(&disk))
         };
-        for (number, made) in &self.volumes {
-            let wish = &self.of.volumes[*number];
-            let there = self.of.there(*number).map(|record| &record.spec.image);
-            if there.or(wish.image.as_ref()).is_some_and(is_of_it) {
-                self.until_there(*made, &wish.name, "creating").await?;
+        for (number, wish) in self.of.volumes.iter().enumerate() {
+            let there = self.of.there(number).map(|record| &record.spec.image);
+            if !there.or(wish.image.as_ref()).is_some_and(is_of_it) {
+                continue;
             }
+            let Some(made) = self.volumes.get(&number) else {
+                return Err(Failure::failed(format!(
+                    "volume `{}` is to be a copy of it and is not made yet: apply without `--prune` first",
+                    wish.name
+                )));
+            };
+            self.until_there(*made, &wish.name, "creating").await?;
         }
         for (number, made) in &self.instances {
             if is_of_it(&self.entries[*number].guest.image) {

@@ -242,7 +242,7 @@ impl<'a> Volumes<'a> {
         Ok(())
     }
 
-    /// The differences, in the order in which they are made good.
+    /// The differences of the volumes, in the order in which they are made good.
     pub fn differences(&self, prune: Prune) -> Vec<Difference> {
         let (mut changed, mut detached, mut attached) = (Vec::new(), Vec::new(), Vec::new());
         for (number, wish) in self.volumes.iter().enumerate() {
@@ -338,6 +338,35 @@ impl<'a> Volumes<'a> {
             last.push(VolumeStep::Delete(record.instance, name));
         }
         changed.into_iter().chain(detached).chain(attached).chain(last).map(Difference::Volume).collect()
+    }
+
+    /// Puts all that differs into the order in which it is made good.
+    ///
+    /// What ends, ends when what the file has made as a copy of its disk was asked for; but where it has what another is to boot
+    /// from, before that: who boots from a volume has it from its beginning, and the other volumes are made beside it.
+    pub fn in_order(&self, mut steps: Vec<Difference>) -> Vec<Difference> {
+        let boots = self.instances.iter().any(|wish| wish.boots);
+        steps.sort_by_key(|step| match step {
+            Difference::Run(number) => usize::from(self.instances[*number].boots),
+            Difference::Destroy(instance, _) if !self.has_root(*instance) => 3,
+            Difference::Volume(VolumeStep::Detach { .. }) if boots => 0,
+            Difference::Volume(
+                VolumeStep::Create(_)
+                | VolumeStep::Set(..)
+                | VolumeStep::Extend { .. }
+                | VolumeStep::Stands(..),
+            ) => 2,
+            Difference::Volume(_) => 4,
+            _ => 0,
+        });
+        steps
+    }
+
+    /// Whether an instance has what one of the file is to boot from.
+    fn has_root(&self, instance: InstanceId) -> bool {
+        let roots = (0..self.volumes.len()).filter(|number| self.volumes[*number].boots);
+        let mut holders = roots.filter_map(|number| self.holder(self.there(number)?.instance));
+        holders.any(|holder| holder.instance == instance)
     }
 
     /// What is otherwise of one that is there, whoever has it.

@@ -236,6 +236,34 @@ fn one_that_goes_by_prune_leaves_its_volume_to_the_next() {
 }
 
 #[test]
+fn what_goes_ends_after_what_may_be_a_copy_of_it_and_before_what_boots_from_its_volume() {
+    let mut case = Case {
+        instances: vec![instance("new")],
+        volumes: vec![volume("copy", None), volume("root", Some(0))],
+        there: vec![standing(1, "old", Some("shop"), 1, &[7]), standing(2, "other", Some("shop"), 1, &[])],
+        stored: vec![stored(7, "root", Some("shop"), 1), stored(8, "surplus", Some("shop"), 1)],
+        shared: BTreeMap::new(),
+    };
+    let order = |case: &Case| {
+        let mut steps = super::super::differences("shop", &case.instances, &case.there, true);
+        steps.extend(case.of().differences(Prune { instances: true, volumes: true }));
+        let steps = case.of().in_order(steps);
+        let told = |step: &Difference| match step {
+            Difference::Run(_) => "run".to_owned(),
+            Difference::Destroy(_, name) => format!("destroy {name}"),
+            Difference::Volume(VolumeStep::Create(_)) => "create".to_owned(),
+            Difference::Volume(VolumeStep::Attach(..)) => "attach".to_owned(),
+            Difference::Volume(VolumeStep::Delete(..)) => "delete".to_owned(),
+            step => panic!("{step:?}"),
+        };
+        steps.iter().map(told).collect::<Vec<_>>()
+    };
+    assert_eq!(order(&case), ["run", "create", "destroy old", "destroy other", "attach", "delete"]);
+    (case.instances[0].boots, case.volumes[1].boots) = (true, true);
+    assert_eq!(order(&case), ["destroy old", "run", "create", "destroy other", "delete"]);
+}
+
+#[test]
 fn what_cannot_be_is_refused_before_anything_is_done() {
     let case = |wish: WishedVolume, there: Vec<Standing>, stored: Vec<Standing>| Case {
         instances: vec![instance("db")],
