@@ -39,55 +39,86 @@ impl Asked {
     }
 }
 
+/// Notes why one is not so; what failed before it is told.
+fn note(failed: &mut Option<Failure>, name: &str, failure: Failure) {
+    let failure = Failure { message: format!("{name}: {}", failure.message), ..failure };
+    if let Some(before) = failed.replace(failure) {
+        tell(&format!("eschedule: {}", before.message));
+    }
+}
+
 impl Making<'_> {
-    /// Waits until all is so, one after the other; what is not is told in the line of what was done, where something was.
+    /// Waits until all is so, one after the other: first what this run asked for. What is not is told in the line of what was done,
+    /// where something was.
     pub(super) async fn until_all(&self, asked: Vec<(&mut Applied, Asked)>) -> Result<(), Failure> {
         let now: Vec<_> = asked.iter().map(|(_, asked)| asked.whose()).collect();
-        let before = self.asked_before(&now).await?;
-        let asked = asked.into_iter().map(|(one, asked)| (one.name.clone(), Some(one), asked));
         let mut failed: Option<Failure> = None;
-        for (name, one, asked) in asked.chain(before.into_iter().map(|(name, asked)| (name, None, asked))) {
-            let Err(failure) = self.until(&name, &asked).await else { continue };
-            if let Some(one) = one {
-                one.undo(&failure.message);
+        for (one, asked) in asked {
+            let Err(failure) = self.until(&one.name, &asked).await else { continue };
+            one.undo(&failure.message);
+            note(&mut failed, &one.name, failure);
+            if self.stop.is_cancelled() {
+                return failed.map_or(Ok(()), Err);
             }
-            let is_interrupted = self.stop.is_cancelled();
-            let failure = Failure { message: format!("{name}: {}", failure.message), ..failure };
-            if let Some(before) = failed.replace(failure) {
-                tell(&format!("eschedule: {}", before.message));
-            }
-            if is_interrupted {
-                break;
-            }
+        }
+        for number in self.instances.keys() {
+            let name = &self.of.instances[*number].name;
+            self.until_before(&mut failed, name, self.instance_before(*number, &now).await).await;
+        }
+        for number in self.volumes.keys() {
+            let name = &self.of.volumes[*number].name;
+            self.until_before(&mut failed, name, self.volume_before(*number, &now).await).await;
         }
         failed.map_or(Ok(()), Err)
     }
 
-    /// What of the file's was asked for before, and is being made or given still; but for these.
-    async fn asked_before(&self, but: &[InstanceId]) -> Result<Vec<(String, Asked)>, Failure> {
-        let cloud = &self.session.cloud;
-        let mut asked = Vec::new();
-        for (number, made) in &self.instances {
-            let state = View::of(&find_placed(cloud, made.instance).await?).state;
-            let is_built =
-                matches!(State::named(&state), Some(State::Scheduled | State::Preparing | State::Starting));
-            if is_built && !but.contains(&made.instance) {
-                asked.push((self.of.instances[*number].name.clone(), Asked::Made(*made, "building")));
+    /// Waits for what was asked for before, and notes why it is not so.
+    async fn until_before(
+        &self,
+        failed: &mut Option<Failure>,
+        name: &str,
+        before: Result<Vec<Asked>, Failure>,
+    ) {
+        let outcome = async {
+            for asked in before? {
+                self.until(name, &asked).await?;
             }
+            Ok(())
+        };
+        // Who does not wait any more was told so.
+        if !self.stop.is_cancelled()
+            && let Err(failure) = outcome.await
+        {
+            note(failed, name, failure);
         }
-        for (number, made) in &self.volumes {
-            let (wish, view) = (&self.of.volumes[*number], ec_cloud::volume(cloud, made.instance).await?);
-            if view.status == "creating" && !but.contains(&made.instance) {
-                asked.push((wish.name.clone(), Asked::Made(*made, "creating")));
-            }
-            let holder = wish.holder.and_then(|holder| self.instances.get(&holder));
-            if let Some(holder) = holder.filter(|holder| view.instance == Some(holder.instance)) {
-                // It is to have it already: that is said, with what there is to wait for.
-                let attached = attach(cloud, made.instance, holder.instance, None).await;
-                let acted = attached.map_err(|error| self.session.failed(error))?.acted;
-                let name = wish.name.clone();
-                asked.extend(Asked::of(&name, holder.instance, &acted).map(|asked| (name, asked)));
-            }
+    }
+
+    /// What was asked for before of an instance of the file, and is being done still; but for these.
+    async fn instance_before(&self, number: usize, but: &[InstanceId]) -> Result<Vec<Asked>, Failure> {
+        let made = self.instances[&number];
+        if but.contains(&made.instance) {
+            return Ok(Vec::new());
+        }
+        let state = View::of(&find_placed(&self.session.cloud, made.instance).await?).state;
+        let is_built =
+            matches!(State::named(&state), Some(State::Scheduled | State::Preparing | State::Starting));
+        Ok(is_built.then_some(Asked::Made(made, "building")).into_iter().collect())
+    }
+
+    /// The same of a volume, and of its being given to who is to have it.
+    async fn volume_before(&self, number: usize, but: &[InstanceId]) -> Result<Vec<Asked>, Failure> {
+        let (cloud, made, wish) = (&self.session.cloud, self.volumes[&number], &self.of.volumes[number]);
+        let view = ec_cloud::volume(cloud, made.instance).await?;
+        let mut asked = Vec::new();
+        if view.status == "creating" && !but.contains(&made.instance) {
+            asked.push(Asked::Made(made, "creating"));
+        }
+        let holder = wish.holder.and_then(|holder| self.instances.get(&holder));
+        if let Some(holder) = holder.filter(|holder| view.instance == Some(holder.instance)) {
+            // It is to have it already: that is said, with what there is to wait for.
+            let attached = attach(cloud, made.instance, holder.instance, None).await;
+            let acted = attached.map_err(|error| self.session.failed(error))?.acted;
+            asked.extend(Asked::of(&wish.name, holder.instance, &acted));
         }
         Ok(asked)
     }
