@@ -339,6 +339,14 @@ impl Cluster {
                 return Err(Failure::failed(format!("node `{name}` was not added yet: leave --again out")));
             }
         };
+        // Its own credentials would go with these, and its agent with them.
+        if let Some((other, _)) =
+            self.membership.nodes().await?.into_iter().find(|(_, known)| !again && *known == node)
+        {
+            return Err(Failure::failed(format!(
+                "{node} is node `{other}`: `node add {other} --again` gives it new credentials, or `node revoke {other}` first"
+            )));
+        }
         if hosts.is_empty() {
             hosts.push(name.clone());
         }
