@@ -15,7 +15,7 @@ use std::{
 
 use bytes::BytesMut;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{find_placed, resolve};
+use ec_cloud::{CloudError, find_placed, resolve};
 use ec_model::{AccessKind, Attachment, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
 use printed::Printed;
@@ -144,28 +144,27 @@ async fn converse(
 ) -> Result<Option<String>, Failure> {
     let mut keys = typed();
     let mut typing = true;
+    // What the guest has not taken yet. Whoever types may leave meanwhile; what is read from elsewhere waits.
+    let mut unsent = BytesMut::new();
     loop {
         tokio::select! {
-            key = keys.recv(), if typing => {
-                let Some(mut bytes) = key else {
+            key = keys.recv(), if typing && (by_hand || unsent.is_empty() && !stream.is_sending()) => {
+                let Some(bytes) = key else {
                     typing = false;
                     continue;
                 };
                 let end = bytes.iter().position(|byte| by_hand && *byte == DETACH);
-                bytes.truncate(end.unwrap_or(bytes.len()));
-                if !bytes.is_empty() {
-                    stream.send(bytes).await?;
-                }
+                unsent.extend_from_slice(&bytes[..end.unwrap_or(bytes.len())]);
                 if end.is_some() {
-                    stream.close().await;
+                    stream.close_after(unsent).await;
                     return Ok(None);
                 }
             }
-            piece = stream.next() => match piece? {
+            piece = stream.next_while(&mut unsent) => match piece? {
                 Piece::Bytes(bytes) => out(&bytes)?,
                 Piece::End(why) => return Ok(Some(why)),
             },
-            () = tokio::time::sleep(QUIET), if !typing => {
+            () = tokio::time::sleep(QUIET), if !typing && unsent.is_empty() && !stream.is_sending() => {
                 stream.close().await;
                 return Ok(None);
             }
@@ -298,7 +297,11 @@ async fn ssh(
     // Addresses are given to others in time; an instance's uuid is not.
     let volumes = known.record.as_ref().map(|record| &record.volumes[..]).unwrap_or_default();
     let root = match Attachment::root_of(volumes) {
-        Some(root) => find_placed(&session.cloud, root).await.ok(),
+        Some(root) => match find_placed(&session.cloud, root).await {
+            // It is gone: nothing tells of its disk.
+            Err(CloudError::NotFound(_)) => None,
+            found => Some(found?),
+        },
         None => None,
     };
     let root = root.as_ref().and_then(|root| root.status.record());

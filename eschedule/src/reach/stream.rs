@@ -1,8 +1,14 @@
 //! A stream from a node's agent: with a ticket, over a WebSocket.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    future::poll_fn,
+    path::Path,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
 
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use ec_cloud::{Door, look_at};
 use ec_model::{AccessKind, InstanceId};
 use ec_runtime::exit::{Failure, UNREACHABLE};
@@ -41,11 +47,13 @@ impl<T: AsyncRead + AsyncWrite + Unpin + Send> Way for T {}
 /// A stream, open.
 pub(crate) struct Stream {
     socket: WebSocketStream<Box<dyn Way>>,
+    /// Whether something is typed that has not gone out yet.
+    sending: bool,
 }
 
 /// What comes.
 pub(crate) enum Piece {
-    /// This; of a log, nothing at the end of what was there before.
+    /// This; of a log, nothing at the end of what was there before; nothing, too, where all that was typed is gone.
     Bytes(Bytes),
     /// The end, and why.
     End(String),
@@ -72,7 +80,7 @@ impl Stream {
             let entered = timeout(PATIENCE, enter(session.settings.etcd.tls.as_ref(), &door)).await;
             let late = |_| Closed::For(unreachable(&door, &format!("no answer in {} s", PATIENCE.as_secs())));
             match entered.map_err(late).and_then(|entered| entered) {
-                Ok(socket) => return Ok(Self { socket }),
+                Ok(socket) => return Ok(Self { socket, sending: false }),
                 Err(Closed::Stale) => {}
                 Err(Closed::For(failure)) => return Err(failure),
             }
@@ -84,9 +92,15 @@ impl Stream {
 
     /// What comes next.
     pub(crate) async fn next(&mut self) -> Result<Piece, Failure> {
+        self.next_while(&mut BytesMut::new()).await
+    }
+
+    /// What comes next, while what is `typed` goes out, however long its guest takes to read that. Dropped before, nothing of either
+    /// is lost.
+    pub(super) async fn next_while(&mut self, typed: &mut BytesMut) -> Result<Piece, Failure> {
         loop {
-            let next = timeout(SILENT, self.socket.next()).await.map_err(|_| silent())?;
-            match next.transpose().map_err(broke)? {
+            let next = poll_fn(|context| self.poll(context, typed));
+            match timeout(SILENT, next).await.map_err(|_| silent())?.map_err(broke)? {
                 Some(Message::Binary(bytes)) => return Ok(Piece::Bytes(bytes)),
                 Some(Message::Close(Some(frame))) => return Ok(Piece::End(frame.reason.to_string())),
                 Some(Message::Close(None)) | None => {
@@ -98,9 +112,38 @@ impl Stream {
         }
     }
 
+    fn poll(
+        &mut self,
+        context: &mut Context<'_>,
+        typed: &mut BytesMut,
+    ) -> Poll<tungstenite::Result<Option<Message>>> {
+        if !typed.is_empty() && self.socket.poll_ready_unpin(context)?.is_ready() {
+            self.socket.start_send_unpin(Message::Binary(typed.split().freeze()))?;
+            self.sending = true;
+        }
+        if self.sending && self.socket.poll_flush_unpin(context)?.is_ready() {
+            self.sending = false;
+            return Poll::Ready(Ok(Some(Message::Binary(Bytes::new()))));
+        }
+        self.socket.poll_next_unpin(context).map(Option::transpose)
+    }
+
+    /// Whether something is typed that has not gone out yet.
+    pub(super) fn is_sending(&self) -> bool {
+        self.sending
+    }
+
     /// Types this.
     pub(super) async fn send(&mut self, bytes: Bytes) -> Result<(), Failure> {
         self.socket.send(Message::Binary(bytes)).await.map_err(broke)
+    }
+
+    /// The end, after this is typed as far as the guest reads that.
+    pub(super) async fn close_after(&mut self, typed: BytesMut) {
+        if !typed.is_empty() {
+            timeout(CLOSING, self.send(typed.freeze())).await.ok();
+        }
+        self.close().await;
     }
 
     /// Tells the agent that nobody looks any more. It finds out by itself, too.
@@ -195,6 +238,7 @@ mod tests {
     use ec_model::{NodeId, Ticket};
     use ec_serve::TlsSection;
     use tokio::net::TcpListener;
+    use tokio_tungstenite::tungstenite::protocol::Role;
 
     use super::*;
 
@@ -253,7 +297,7 @@ mod tests {
         let door = agent(section).await;
         let own = || Some((file("me.pem"), file("me.key")));
         let tls = EtcdTls { ca_cert: file("ca.pem"), client: own() };
-        let mut stream = Stream { socket: enter(Some(&tls), &door).await.ok().unwrap() };
+        let mut stream = Stream { socket: enter(Some(&tls), &door).await.ok().unwrap(), sending: false };
         let Piece::Bytes(said) = stream.next().await.unwrap() else { panic!("it is closed") };
         assert_eq!(said, "well");
 
@@ -270,5 +314,25 @@ mod tests {
         refused(Some(EtcdTls { ca_cert: file("ca.pem"), client: None })).await;
         let why = refused(Some(EtcdTls { ca_cert: file("nowhere.pem"), client: None })).await;
         assert!(why.contains("nowhere.pem"), "{why}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_a_guest_does_not_read_keeps_nobody_from_hearing_it_or_from_leaving() {
+        let (here, there) = tokio::io::duplex(64);
+        let way: Box<dyn Way> = Box::new(here);
+        let mut stream = Stream {
+            socket: WebSocketStream::from_raw_socket(way, Role::Client, None).await,
+            sending: false,
+        };
+        let mut guest = WebSocketStream::from_raw_socket(there, Role::Server, None).await;
+        let mut typed = BytesMut::from(&[b'x'; 1000][..]);
+        let short = Duration::from_secs(1);
+        assert!(timeout(short, stream.next_while(&mut typed)).await.is_err() && stream.is_sending());
+        guest.send(Message::Binary("well".into())).await.unwrap();
+        let Piece::Bytes(said) = stream.next_while(&mut typed).await.unwrap() else { panic!("it is closed") };
+        assert_eq!(said, "well");
+        let (read, gone) = tokio::join!(guest.next(), stream.next_while(&mut typed));
+        assert_eq!(read.unwrap().unwrap().into_data().len(), 1000, "all of it, and once");
+        assert!(matches!(gone, Ok(Piece::Bytes(nothing)) if nothing.is_empty()) && !stream.is_sending());
     }
 }
