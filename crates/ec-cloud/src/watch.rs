@@ -34,7 +34,7 @@ pub enum What {
     New,
     /// Something of it is otherwise.
     Changed,
-    /// Nothing speaks of it any more; how it was last.
+    /// No node speaks of it any more, though its record may stand, or the selectors do not take it any more; how it was last.
     Gone,
 }
 
