@@ -44,8 +44,13 @@ impl Keyspace {
     /// The keyspace that a configuration names, or the usual one.
     pub fn configured(root: Option<&str>) -> Result<Self, String> {
         let root = root.unwrap_or(Self::DEFAULT_ROOT);
-        if root.trim_matches('/').is_empty() || root.chars().any(char::is_control) {
+        if root.trim_matches('/').is_empty() {
             return Err(format!("etcd.prefix `{root}` is empty: wanted for example /ecompute"));
+        }
+        if root.chars().any(char::is_control) {
+            return Err(format!(
+                "etcd.prefix {root:?} has a control character: wanted for example /ecompute"
+            ));
         }
         Ok(Self::new(root))
     }
@@ -594,6 +599,8 @@ mod tests {
         for root in ["", "/", "//", "/a\nb", "\t"] {
             let error = Keyspace::configured(Some(root)).unwrap_err();
             assert!(error.contains("etcd.prefix"), "{error}");
+            let is_empty = root.trim_matches('/').is_empty();
+            assert!(error.contains(if is_empty { "is empty" } else { "control character" }), "{error}");
         }
     }
 
