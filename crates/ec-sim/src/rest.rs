@@ -6,7 +6,11 @@ use ec_model::{InstanceId, Status, decode};
 use ec_plan::status::{AGAIN, STARTED_AGAIN};
 use tokio::time::sleep;
 
-use crate::{heal::RESYNC, world::World};
+use crate::{
+    door::content,
+    heal::RESYNC,
+    world::{PLACEMENT, World},
+};
 
 /// So long it is looked whether it does.
 const WHILE: Duration = Duration::from_secs(299);
@@ -31,12 +35,14 @@ pub(crate) async fn stay_at_rest(world: &World) {
     });
 }
 
-/// Who tells that it tries something on, by itself.
+/// Who tells that it tries something on, by itself; and what placement does not count, of which its agent asks time and again
+/// whether there is room.
 fn trying_on(world: &World) -> BTreeSet<InstanceId> {
     let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains(STARTED_AGAIN);
     let tries_on = |status: &Status| {
         let told = [status.reason.as_deref(), status.doing.as_deref()];
-        status.volumes_failed.is_some() || told.into_iter().flatten().any(goes_on)
+        let is_counted = content(world, &format!("{PLACEMENT}/consumers/{}", status.instance)).is_some();
+        status.volumes_failed.is_some() || !is_counted || told.into_iter().flatten().any(goes_on)
     };
     let all = world.store.content(&world.keys.all_statuses()).pairs;
     let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());

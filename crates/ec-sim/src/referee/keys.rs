@@ -307,6 +307,8 @@ impl Referee {
             State::Unclaimed if !(restored || known.request_lost) && (known.wrote || !known.revived) => {
                 Some("etcd was never put back")
             }
+            // Somebody took all by which one could tell.
+            State::Preparing if known.status_lost && known.record_lost && known.disturbed => None,
             State::Scheduled | State::Preparing if known.was_active && !restored => Some("it was ACTIVE"),
             State::Starting if known.was_active && !harmed && !known.power_wished => Some("it was ACTIVE"),
             _ => None,
