@@ -40,8 +40,8 @@ pub struct Presence {
     agent_key: String,
     /// Says that the node takes instances.
     alive_key: String,
-    /// The revision at which both were put.
-    held: watch::Sender<Option<Revision>>,
+    /// How both were put last.
+    held: watch::Sender<Option<Hold>>,
     shown: AtomicBool,
     look: Notify,
     /// Whether the lease is held, as far as is known.
@@ -63,7 +63,7 @@ impl Presence {
 
     /// The condition under which this agent may write; `None` while it is not the node.
     pub(crate) fn fence(&self) -> Option<Compare> {
-        (*self.held.borrow()).map(|revision| Compare::Unchanged(self.agent_key.clone(), revision))
+        (*self.held.borrow()).map(|hold| Compare::Unchanged(self.agent_key.clone(), hold.revision))
     }
 
     /// A write failed that may have failed for the fence's sake: look at the keys at once.
@@ -79,7 +79,7 @@ impl Presence {
     }
 
     /// Tells when the keys were put anew, or lost.
-    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Revision>> {
+    pub(crate) fn subscribe(&self) -> watch::Receiver<Option<Hold>> {
         self.held.subscribe()
     }
 
@@ -135,9 +135,7 @@ pub(crate) async fn keep(
                 (hold, lost, other_since) = (Some(renewed), false, None);
                 presence.lease.up();
                 renewed_at = Instant::now();
-                presence
-                    .held
-                    .send_if_modified(|held| held.replace(renewed.revision) != Some(renewed.revision));
+                presence.held.send_if_modified(|held| held.replace(renewed) != Some(renewed));
                 LEASE_TTL / 3
             }
             Ok(Renewed::Others(other)) => {
@@ -209,8 +207,8 @@ pub(crate) async fn keep(
 
 /// The keys as they were put, in one transaction on one lease.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Hold {
-    lease: LeaseId,
+pub(crate) struct Hold {
+    pub(crate) lease: LeaseId,
     revision: Revision,
     shown: bool,
 }

@@ -66,22 +66,35 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     // The start is over, and what comes now needs little of its code.
     parts.host.started();
     let mut held = parts.presence.subscribe();
-    let mut failed = false;
+    let mut lease = held.borrow_and_update().map(|hold| hold.lease);
+    let (mut failed, mut anew) = (false, false);
     loop {
         tokio::select! {
             biased;
             () = stop.cancelled() => return Ok(()),
             () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
-            // The senders live in the parts. Keys put anew may mean that etcd, and placement in it, was emptied.
+            // The senders live in the parts.
             _ = uncounted.changed() => {}
             _ = troubles.changed() => {}
             _ = held.changed() => {}
         }
+        // Another lease may mean that etcd, and placement in it, was emptied or put back.
+        if let Some(hold) = *held.borrow()
+            && lease.replace(hold.lease) != Some(hold.lease)
+        {
+            anew = true;
+        }
         remember(parts).await;
-        let refreshed = match reserve_uncounted(parts).await {
-            Ok(()) => refresh(parts).await,
-            failed => failed,
+        let refreshed = async {
+            // Of a placement that does not know the node at all this tells.
+            reserve_uncounted(parts).await?;
+            if anew {
+                introduce(parts).await?;
+                set_traits(parts).await?;
+            }
+            bring_up_to_date(parts, anew).await
         };
+        let refreshed = refreshed.await;
         let refreshed = match refreshed {
             Err(PlacementError::NotFound(_)) => register(parts).await,
             other => other,
@@ -96,6 +109,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             tracing::warn!(%error, "failed to tell placement of this node; trying on");
         }
         failed = refreshed.is_err();
+        anew &= failed;
     }
 }
 
@@ -133,25 +147,36 @@ async fn remember(parts: &Parts) {
 
 /// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
 async fn register(parts: &Parts) -> Result<(), PlacementError> {
-    let (placement, node, settings) = (&parts.placement, parts.node, &parts.settings);
     let (measured, is_there) = measure(parts).await?;
-    let provider = placement.ensure_provider(node, &settings.name).await?;
-    storage::join(parts).await?;
+    introduce(parts).await?;
     reserve_uncounted(parts).await?;
     let mut offers = offered(parts, &measured);
     if !is_there {
         offers.remove(DISK);
     }
     tell(parts, &offers).await?;
-    let mut traits: BTreeSet<String> = settings.traits.clone();
+    let traits = set_traits(parts).await?;
+    let (node, name) = (parts.node, &parts.settings.name);
+    tracing::info!(%node, name, measured = %serde_json::json!(measured), traits, "registered with placement");
+    parts.registered.send_replace(());
+    Ok(())
+}
+
+/// Has placement know the node's provider, and whose storage it shares. What is known already is not written.
+async fn introduce(parts: &Parts) -> Result<(), PlacementError> {
+    parts.placement.ensure_provider(parts.node, &parts.settings.name).await?;
+    storage::join(parts).await
+}
+
+/// Has placement know what the node can; how many traits that are.
+async fn set_traits(parts: &Parts) -> Result<usize, PlacementError> {
+    let mut traits: BTreeSet<String> = parts.settings.traits.clone();
     // Not a Linux on x86, or no /proc: then there are no such traits.
     traits.extend(
         std::fs::read_to_string("/proc/cpuinfo").map(|text| inventory::cpu_traits(&text)).unwrap_or_default(),
     );
-    placement.set_traits(node, &traits, inventory::is_measured_trait).await?;
-    tracing::info!(%node, name = provider.name, measured = %serde_json::json!(measured), traits = traits.len(), "registered with placement");
-    parts.registered.send_replace(());
-    Ok(())
+    parts.placement.set_traits(parts.node, &traits, inventory::is_measured_trait).await?;
+    Ok(traits.len())
 }
 
 /// What this host has, and whether its storage is there: what lies where that was is not what it is. What does not answer is as it
@@ -225,12 +250,21 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
     Ok(())
 }
 
-/// Brings what is reserved up to date, where it is out by more than the disk's breathing: whether there is any of it is told to
-/// the last GiB. What an operator set otherwise (a lock, say) stays.
+/// Brings the inventory up to date: see [`is_to_tell`].
 pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
+    bring_up_to_date(parts, false).await
+}
+
+/// The same; `anew` where placement may have been put back to another time.
+async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementError> {
     let mut current = parts.placement.inventory(parts.node).await?;
+    let is_shared = parts.settings.shared.is_some();
     if let Some(shared) = &parts.settings.shared {
-        current.remove(DISK);
+        // From before its disks lay there: a placement that was put back offers that once more.
+        if current.remove(DISK).is_some_and(|disk| disk.reserved < disk.total) {
+            let left = drop_own_disk(parts).await?;
+            parts.placement.set_inventory(parts.node, &left).await?;
+        }
         current.extend(parts.placement.inventory(shared.storage.provider).await?);
     }
     let (measured, is_there) = measure(parts).await?;
@@ -238,28 +272,65 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
     if !is_there {
         wanted.remove(DISK);
     }
-    if parts.settings.shared.is_some()
+    if is_shared
         && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get(DISK))
-        && current.reserved == disk.reserved
+        && !reserves_otherwise(DISK, disk, current)
     {
         // Another node of the same storage was quicker to say it, and may be gone when it is to be taken back.
-        note_reserved(parts, [(DISK, disk)]);
+        note_reserved(parts, [(DISK, current)]);
     }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     wanted.retain(|class, inventory| {
-        current.get(class).is_none_or(|current| {
-            let is_all = |of: &Inventory| of.reserved >= of.total;
-            let slack = u64::from(class == DISK && !is_all(inventory) && !is_all(current));
-            // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
-            let locked = is_all(current) && told.get(class) != Some(&current.reserved);
-            !locked && current.reserved.abs_diff(inventory.reserved) > slack
-        })
+        let is_others = is_shared && class == DISK && !anew;
+        current
+            .get(class)
+            .is_none_or(|current| is_to_tell(class, inventory, current, told.get(class).copied(), is_others))
     });
     if wanted.is_empty() {
         return Ok(());
     }
-    tracing::info!(amounts = %serde_json::json!(wanted), "what is reserved on this node has changed");
+    tracing::info!(amounts = %serde_json::json!(wanted), "what this node has to give has changed");
     tell(parts, &wanted).await
+}
+
+/// Whether a class is to be told anew: where another amount is reserved, or it is not what the agent registers at its start, as in a
+/// placement that was put back to an older time. What an operator locked stays. `told` is what the agent has reserved last; what is
+/// others' too, each node of a storage would say otherwise where they are not configured alike: there more is reserved than stands
+/// there, and only of one's own less.
+fn is_to_tell(
+    class: &str,
+    wanted: &Inventory,
+    current: &Inventory,
+    told: Option<u64>,
+    is_others: bool,
+) -> bool {
+    let is_own = told == Some(current.reserved);
+    // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
+    if is_all(current) && !is_own {
+        return false;
+    }
+    if is_others {
+        return reserves_otherwise(class, wanted, current) && (wanted.reserved > current.reserved || is_own);
+    }
+    reserves_otherwise(class, wanted, current) || is_of_another_kind(class, wanted, current)
+}
+
+/// Whether what is reserved is out by more than the disk's breathing: whether there is any of it is told to the last GiB.
+fn reserves_otherwise(class: &str, wanted: &Inventory, current: &Inventory) -> bool {
+    let slack = u64::from(class == DISK && !is_all(wanted) && !is_all(current));
+    current.reserved.abs_diff(wanted.reserved) > slack
+}
+
+/// Whether anything but what is reserved differs. How large a file system or a memory is wobbles with some; processors are counted.
+fn is_of_another_kind(class: &str, wanted: &Inventory, current: &Inventory) -> bool {
+    let slack = if class == "VCPU" { 0 } else { (wanted.total / 100).max(1) };
+    let differs = |of: fn(&Inventory) -> u64| of(wanted).abs_diff(of(current)) > slack;
+    let rest = |of: &Inventory| (of.min_unit, of.step_size, of.allocation_ratio);
+    differs(|of| of.total) || differs(|of| of.max_unit) || rest(wanted) != rest(current)
+}
+
+fn is_all(of: &Inventory) -> bool {
+    of.reserved >= of.total
 }
 
 /// What the node has to give now: of a host in trouble no processor, so that no instance is placed there, and nothing of a disk
@@ -287,24 +358,27 @@ async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<
         Some(shared) => {
             let mut own = inventory.clone();
             if let Some(disk) = own.remove(DISK) {
-                match placement.drop_inventory(node, DISK).await {
-                    // Of guests whose disks lie where this node's lay before: nothing more is offered there.
-                    Err(PlacementError::Conflict(_)) => {
-                        let before = placement.inventory(node).await?.remove(DISK);
-                        own.extend(
-                            before.map(|before| {
-                                (DISK.to_owned(), Inventory { reserved: before.total, ..before })
-                            }),
-                        );
-                    }
-                    dropped => dropped?,
-                }
+                own.extend(drop_own_disk(parts).await?);
                 placement.set_inventory(shared.storage.provider, &[(DISK.to_owned(), disk)].into()).await?;
             }
             placement.set_inventory(node, &own).await?;
         }
     }
     Ok(())
+}
+
+/// Has the node itself offer no disk any more, since its guests' disks lie on storage that it shares; what is to be told of it all the
+/// same, where guests have their disks where this node's lay before: that nothing more is offered there.
+async fn drop_own_disk(parts: &Parts) -> Result<BTreeMap<String, Inventory>, PlacementError> {
+    let (placement, node) = (&parts.placement, parts.node);
+    match placement.drop_inventory(node, DISK).await {
+        Err(PlacementError::Conflict(_)) => {
+            let before = placement.inventory(node).await?.remove(DISK);
+            let locked = |before: Inventory| Inventory { reserved: before.total, ..before };
+            Ok(before.map(|before| (DISK.to_owned(), locked(before))).into_iter().collect())
+        }
+        dropped => dropped.map(|()| BTreeMap::new()),
+    }
 }
 
 fn note_reserved<'a>(parts: &Parts, inventory: impl IntoIterator<Item = (&'a str, &'a Inventory)>) {
@@ -357,4 +431,52 @@ fn uncounted(parts: &Parts, but: Option<InstanceId>) -> Resources {
         sum.remove(DISK);
     }
     sum
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const THERE: Inventory = Inventory {
+        total: 500,
+        reserved: 40,
+        min_unit: 1,
+        max_unit: 500,
+        step_size: 1,
+        allocation_ratio: 1.0,
+    };
+
+    #[test]
+    fn what_a_placement_that_was_put_back_has_otherwise_is_told_anew_and_what_wobbles_is_not() {
+        let is_told = |class, current: Inventory| is_to_tell(class, &THERE, &current, Some(40), false);
+        assert!(!is_told(DISK, THERE));
+        assert!(!is_told(DISK, Inventory { reserved: 41, total: 495, max_unit: 495, ..THERE }));
+        for current in [
+            Inventory { reserved: 42, ..THERE },
+            Inventory { total: 400, ..THERE },
+            Inventory { max_unit: 400, ..THERE },
+            Inventory { min_unit: 2, ..THERE },
+            Inventory { step_size: 2, ..THERE },
+            Inventory { allocation_ratio: 2.0, ..THERE },
+        ] {
+            assert!(is_told(DISK, current.clone()), "{current:?}");
+        }
+        assert!(is_told("VCPU", Inventory { total: 499, ..THERE }));
+    }
+
+    #[test]
+    fn what_an_operator_locked_stays_and_what_the_agent_did_does_not() {
+        let locked = Inventory { total: 400, reserved: 400, ..THERE };
+        assert!(!is_to_tell("VCPU", &THERE, &locked, Some(40), false));
+        assert!(is_to_tell("VCPU", &THERE, &locked, Some(400), false));
+    }
+
+    #[test]
+    fn of_what_others_reserve_too_a_node_takes_back_only_its_own() {
+        let is_told = |current: Inventory, told| is_to_tell(DISK, &THERE, &current, Some(told), true);
+        assert!(is_told(Inventory { reserved: 10, ..THERE }, 40));
+        assert!(!is_told(Inventory { reserved: 90, ..THERE }, 40));
+        assert!(is_told(Inventory { reserved: 90, ..THERE }, 90));
+        assert!(!is_told(Inventory { allocation_ratio: 2.0, ..THERE }, 40), "both would say it in turns");
+    }
 }
