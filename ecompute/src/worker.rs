@@ -211,10 +211,7 @@ impl Worker {
         match effect {
             Effect::Announce(state, reason) => self.announce(state, reason).await,
             Effect::PrepareDisk => self.prepare_disk().await,
-            Effect::KeepRecord => {
-                tracing::warn!("its record was gone from this node; writing it anew");
-                self.keep_record().await
-            }
+            Effect::KeepRecord => self.keep_record().await,
             Effect::KeepIntent => self.keep_intent().await,
             Effect::Persist => {
                 self.take_permit().await?;

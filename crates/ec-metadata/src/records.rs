@@ -334,20 +334,23 @@ impl RecordDir {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             Err(error) => return Err(failed("list", &self.directory)(error)),
         };
-        Ok(entries
-            .flatten()
-            .filter_map(|entry| {
-                let path = entry.path();
-                let stem = path.file_name()?.to_str()?.strip_suffix(".json")?;
-                let instance: InstanceId = stem.parse().ok()?;
-                (instance.to_string() == stem).then_some((instance, path))
-            })
-            .collect())
+        instances(entries.map(|entry| entry.map(|entry| entry.path())))
+            .map_err(failed("list", &self.directory))
     }
 
     fn sync(&self) -> Result<(), RecordFileError> {
         sync(&self.directory)
     }
+}
+
+/// The instances of these files. A directory that is read in part says nothing of those that are missing.
+fn instances(files: impl Iterator<Item = io::Result<PathBuf>>) -> io::Result<Vec<(InstanceId, PathBuf)>> {
+    let instance = |path: &Path| {
+        let stem = path.file_name()?.to_str()?.strip_suffix(".json")?;
+        let instance: InstanceId = stem.parse().ok()?;
+        (instance.to_string() == stem).then_some(instance)
+    };
+    files.filter_map(|path| path.map(|path| Some((instance(&path)?, path))).transpose()).collect()
 }
 
 /// Has the names in a directory outlive a crash.

@@ -158,3 +158,13 @@ fn a_thousand_instances_are_looked_up_within_milliseconds() {
     let each = begun.elapsed() / 1000;
     assert!(each < Duration::from_millis(2), "{each:?}");
 }
+
+#[test]
+fn a_directory_that_is_read_in_part_is_not_taken_for_whole() {
+    let file = |name: &str| Ok(Path::new("/records").join(name));
+    let whole = [file(&format!("{}.json", id(1))), file("lost+found"), file(".new-1")];
+    let found = instances(whole.into_iter()).unwrap();
+    assert_eq!(found, [(id(1), Path::new("/records").join(format!("{}.json", id(1))))]);
+    let broken = [file(&format!("{}.json", id(1))), Err(io::ErrorKind::Other.into())];
+    assert!(instances(broken.into_iter()).is_err());
+}

@@ -178,6 +178,11 @@ impl Worker {
 
     /// Writes the record of a guest that is here anew: somebody deleted it, and metadata stands on it.
     pub(super) async fn keep_record(&mut self) -> Result<(), Stop> {
+        // What is there, be it readable or not, is not written over for what a look missed.
+        if self.looked_at().await? != Err(RecordFacts::Absent) {
+            return Err(Stop::Abandoned);
+        }
+        tracing::warn!("its record was gone from this node; writing it anew");
         let record = self.record_as_found().await?;
         self.put_record(record).await
     }
