@@ -99,23 +99,47 @@ impl Sources {
 
     /// The record of the guest with this hardware address.
     pub(crate) fn find_by_mac(&self, mac: MacAddr) -> Result<Option<InstanceRecord>, RecordFileError> {
+        let mut passed_over = None;
         for (_, records) in self.all() {
-            if let Some(record) = records.find_by_mac(mac)? {
+            let found = self.or_passed_over(&records, records.find_by_mac(mac), &mut passed_over)?;
+            if let Some(record) = found {
                 return Ok(Some(record));
             }
         }
-        Ok(None)
+        passed_over.map_or(Ok(None), Err)
     }
 
     /// The hardware addresses of all guests whose ports give this mark: one, as good as always.
     pub(crate) fn macs_of_mark(&self, mark: u32) -> Result<Vec<MacAddr>, RecordFileError> {
-        let mut macs = Vec::new();
+        let (mut macs, mut passed_over) = (Vec::new(), None);
         for (_, records) in self.all() {
-            macs.extend(records.macs_of_mark(mark)?);
+            macs.extend(self.or_passed_over(&records, records.macs_of_mark(mark), &mut passed_over)?);
+        }
+        if macs.is_empty()
+            && let Some(error) = passed_over
+        {
+            return Err(error);
         }
         macs.sort_unstable();
         macs.dedup();
         Ok(macs)
+    }
+
+    /// What one of the sources answers. Others that cannot be read take nothing away from the guests that are found elsewhere.
+    fn or_passed_over<T: Default>(
+        &self,
+        records: &RecordDir,
+        answer: Result<T, RecordFileError>,
+        passed_over: &mut Option<RecordFileError>,
+    ) -> Result<T, RecordFileError> {
+        answer.or_else(|error| {
+            if records.directory() == self.own.directory() {
+                return Err(error);
+            }
+            tracing::debug!(%error, cause = %error.source, "passed over the records of another agent of this host");
+            *passed_over = Some(error);
+            Ok(T::default())
+        })
     }
 }
 
@@ -187,6 +211,26 @@ mod tests {
         assert_eq!(sources.find_by_mac(mac(3)).unwrap(), None);
         two.put(&record(3)).unwrap();
         assert_eq!(sources.find_by_mac(mac(3)).unwrap(), Some(record(3)), "changes are seen");
+    }
+
+    #[test]
+    fn records_of_another_that_cannot_be_read_take_nothing_away_from_those_that_can() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("run");
+        let open = |name: &str| RecordDir::open(root.path().join(name)).unwrap();
+        let (own, broken) = (open("own"), open("broken"));
+        own.put(&record(1)).unwrap();
+        Sources::new("br1".into(), broken, &place).register().unwrap();
+        fs::remove_dir_all(root.path().join("broken")).unwrap();
+        // No directory: it is there, and cannot be listed.
+        fs::write(root.path().join("broken"), "").unwrap();
+        let sources = Sources::new("br1".into(), own, &place);
+        let mac = |number| record(number).macs[0];
+        assert_eq!(sources.find_by_mac(mac(1)).unwrap(), Some(record(1)));
+        assert_eq!(sources.macs_of_mark(mark_of(mac(1))).unwrap(), [mac(1)]);
+        // It may be one of those.
+        assert!(sources.find_by_mac(mac(2)).is_err());
+        assert!(sources.macs_of_mark(mark_of(mac(2))).is_err());
     }
 
     #[test]
