@@ -44,7 +44,7 @@ pub(crate) async fn look(parts: &Parts) {
     for trouble in now.iter().filter(|trouble| !before.contains(trouble)) {
         tracing::warn!(trouble = %trouble.kind, "{}: nothing new is placed here until that is better", trouble.why);
     }
-    for trouble in before.iter().filter(|trouble| !now.contains(trouble)) {
+    for trouble in before.iter().filter(|trouble| now.iter().all(|now| now.kind != trouble.kind)) {
         tracing::info!(trouble = %trouble.kind, since = %trouble.since, "this is better");
     }
     parts.troubles.send_replace(now);

@@ -55,7 +55,8 @@ pub const CLOCKS: u64 = 10;
 /// Of a hundred.
 const STALL: f64 = 10.0;
 
-/// The troubles that the host is in, given those that it was in. One that goes on stays as it was told.
+/// The troubles that the host is in, given those that it was in. One that goes on stays as it was told, unless it has
+/// another cause.
 pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Trouble> {
     let found = TroubleKind::ALL.into_iter().filter_map(|kind| {
         let known = before.iter().find(|trouble| trouble.kind == kind);
@@ -69,9 +70,21 @@ pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Tro
             TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
             TroubleKind::Unknown => None,
         }?;
-        Some(known.cloned().unwrap_or(Trouble { kind, since: now, why }))
+        Some(match known {
+            Some(known) if is_same_cause(&known.why, &why) => known.clone(),
+            known => Trouble { kind, since: known.map_or(now, |known| known.since), why },
+        })
     });
     found.collect()
+}
+
+/// Whether two words on a trouble differ at most in their numbers, which wobble: a cause that is told anew each time is none.
+fn is_same_cause(one: &str, other: &str) -> bool {
+    let words = |why: &'_ str| {
+        let words = why.split_whitespace().filter(|word| word.parse::<f64>().is_err());
+        words.map(str::to_owned).collect::<Vec<_>>()
+    };
+    words(one) == words(other)
 }
 
 fn memory(measured: &Measured, edge: Edge) -> Option<String> {
@@ -177,15 +190,30 @@ mod tests {
 
     #[test]
     fn a_trouble_that_goes_on_stays_as_it_was_told() {
-        let before = begun(TroubleKind::Clock);
-        let measured = Measured {
-            clock_behind: Some(100),
+        let of = |seconds| Measured {
+            clock_behind: Some(seconds),
             disks: vec![("/".into(), Room { left: 0, total: GIB })],
             ..Measured::default()
         };
-        let found = judge(&measured, &before, Timestamp::MAX);
+        let before: Vec<_> = judge(&of(20), &[], Timestamp::UNIX_EPOCH).into_iter().skip(1).collect();
+        let found = judge(&of(100), &before, Timestamp::MAX);
         assert_eq!(found.len(), 2);
         assert_eq!(found[1], before[0]);
         assert_eq!(found[0].since, Timestamp::MAX);
+    }
+
+    #[test]
+    fn a_trouble_that_gets_another_cause_tells_that_and_goes_on() {
+        let of = |place: &str, gone: Option<&str>| Measured {
+            disks: vec![(place.into(), Room { left: 0, total: GIB })],
+            storage_gone: gone.map(str::to_owned),
+            ..Measured::default()
+        };
+        let mut before = judge(&of("/d1", None), &[], Timestamp::UNIX_EPOCH);
+        for (measured, why) in [(of("/d2", None), "of /d2"), (of("/d2", Some("mount it")), "mount it")] {
+            before = judge(&measured, &before, Timestamp::MAX);
+            assert!(before[0].why.contains(why), "{before:?}");
+            assert_eq!(before[0].since, Timestamp::UNIX_EPOCH);
+        }
     }
 }
