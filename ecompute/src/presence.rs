@@ -124,7 +124,8 @@ pub(crate) async fn keep(
 ) -> Result<(), Taken> {
     let mut hold: Option<Hold> = None;
     let mut lost = false;
-    let mut other_since: Option<Instant> = None;
+    // The key of another, and since when it is seen as it is, without a gap.
+    let mut other_since: Option<(Option<Revision>, Instant)> = None;
     let mut renewed_at = Instant::now();
     let outcome = loop {
         let pause = match renew(store.as_ref(), hold, presence, &record).await {
@@ -138,22 +139,23 @@ pub(crate) async fn keep(
                 presence.held.send_if_modified(|held| held.replace(renewed) != Some(renewed));
                 LEASE_TTL / 3
             }
-            Ok(Renewed::Others(other)) => {
+            Ok(Renewed::Others(other, revision)) => {
                 presence.held.send_replace(None);
                 if let Some(hold) = hold.take() {
                     store.revoke(hold.lease).await.ok();
                 }
                 let host = other.as_ref().map_or("unknown", |other| other.host.as_str()).to_owned();
                 presence.lease.down(format!("another agent is this node, on host {host}"));
-                let since = *other_since.get_or_insert_with(|| {
+                if other_since.is_none() {
                     tracing::warn!(
                         node = %record.node,
                         host,
                         "another agent is this node, or this one was before its host was started anew; waiting up to {} s for that one's lease to run out",
                         OTHER_LIVES.as_secs()
                     );
-                    Instant::now()
-                });
+                }
+                let seen = other_since.filter(|(before, _)| *before == revision);
+                let (_, since) = *other_since.insert(seen.unwrap_or((revision, Instant::now())));
                 if since.elapsed() >= OTHER_LIVES {
                     break Err(Taken {
                         node: record.node,
@@ -172,6 +174,7 @@ pub(crate) async fn keep(
                     "this node's lease is gone: it ran out, or somebody revoked it; taking another"
                 );
                 presence.lease.down("it ran out, or somebody revoked it");
+                other_since = None;
                 presence.held.send_replace(None);
                 hold = None;
                 // A lease that is lost at once each time must not spin.
@@ -182,6 +185,8 @@ pub(crate) async fn keep(
                     tracing::warn!(%error, "failed to renew this node's lease; trying on");
                 }
                 lost = true;
+                // An etcd that is away lets no lease run out: that a key is there yet says nothing of who lives.
+                other_since = None;
                 // Until then etcd keeps it.
                 if renewed_at.elapsed() >= LEASE_TTL {
                     presence.lease.down(format!("it cannot be renewed: {error}"));
@@ -216,8 +221,8 @@ pub(crate) struct Hold {
 enum Renewed {
     /// This agent is the node.
     Ours(Hold),
-    /// Another is; nothing is known of it where its record cannot be read.
-    Others(Option<Box<Alive>>),
+    /// Another is, by a key of this revision; nothing is known of it where its record cannot be read.
+    Others(Option<Box<Alive>>, Option<Revision>),
 }
 
 async fn renew(
@@ -249,7 +254,7 @@ async fn renew(
             let predecessor = other.as_ref().is_some_and(|other| other.machine == record.machine);
             // A key on no lease was put by hand, and is nobody's sign of life.
             if pair.lease.is_some() && !ours && !predecessor {
-                return Ok(Renewed::Others(other.map(Box::new)));
+                return Ok(Renewed::Others(other.map(Box::new), Some(pair.mod_revision)));
             }
             Compare::Unchanged(agent_key.clone(), pair.mod_revision)
         }
@@ -271,7 +276,7 @@ async fn renew(
                 store.revoke(lease).await.ok();
             }
             // Somebody was faster: the next look tells who.
-            other.map(|_| Renewed::Others(None))
+            other.map(|_| Renewed::Others(None, None))
         }
     }
 }
@@ -333,7 +338,7 @@ mod tests {
     async fn ours(store: &dyn Store, hold: Option<Hold>, presence: &Presence, machine: &str) -> Hold {
         match renew(store, hold, presence, &record(machine)).await.unwrap() {
             Renewed::Ours(hold) => hold,
-            Renewed::Others(other) => panic!("it is {other:?}'s"),
+            Renewed::Others(other, _) => panic!("it is {other:?}'s"),
         }
     }
 
@@ -361,13 +366,35 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
+    async fn what_an_etcd_that_was_away_has_of_another_is_no_sign_of_its_life() {
+        let (store, presence, stop) = (MemoryStore::new(), Arc::new(presence()), CancellationToken::new());
+        let (behind, kept, end): (Arc<dyn Store>, _, _) =
+            (Arc::new(store.clone()), Arc::clone(&presence), stop.clone());
+        let lease = store.grant(OTHER_LIVES * 10).await.unwrap();
+        let put = Txn::new().put_leased(&presence.agent_key, encode(&record("a")), lease);
+        store.txn(put).await.unwrap();
+        let keeper =
+            tokio::spawn(async move { keep(&kept, behind, record("b"), Path::new("/state"), end).await });
+        for _ in 0..2 {
+            tokio::time::sleep(OTHER_LIVES - OTHER_PERIOD * 5).await;
+            store.faults().set_reachable(false);
+            tokio::time::sleep(OTHER_PERIOD * 10).await;
+            store.faults().set_reachable(true);
+        }
+        assert!(!keeper.is_finished());
+        tokio::time::sleep(OTHER_LIVES + OTHER_PERIOD * 5).await;
+        assert!(keeper.is_finished());
+        keeper.await.unwrap().unwrap_err();
+    }
+
+    #[tokio::test(start_paused = true)]
     async fn the_next_start_of_the_same_agent_takes_over_at_once_and_is_shown_when_it_is_ready() {
         let (store, presence) = (MemoryStore::new(), presence());
         let before = ours(&store, None, &presence, "a").await;
         let after = ours(&store, None, &presence, "a").await;
         assert!(after.revision > before.revision, "what the predecessor still writes is refused");
         let other = renew(&store, None, &presence, &record("b")).await.unwrap();
-        assert!(matches!(other, Renewed::Others(Some(_))));
+        assert!(matches!(other, Renewed::Others(Some(_), Some(_))));
         assert_eq!(store.get(&presence.alive_key).await.unwrap().0, None);
 
         presence.show();
