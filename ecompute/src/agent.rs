@@ -157,6 +157,7 @@ pub async fn assemble(
         calls,
         health: Asked::default(),
         capacity: Asked::default(),
+        measured: Mutex::default(),
         metadata: Arc::new(Account::default()),
         jobs: Jobs::default(),
         streams: Streams::default(),

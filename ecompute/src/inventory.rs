@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
 };
@@ -50,9 +51,9 @@ pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
     let stat = nix::sys::statvfs::statvfs(&disks).map_err(failed)?;
     let device = device(&disks);
     let images_there = device.is_some() && device == self::device(&existing(&settings.images));
-    let mut ours = bytes_in(&settings.storage());
+    let mut ours = bytes_in(&settings.storage())?;
     if images_there {
-        ours += bytes_in(&settings.images);
+        ours += bytes_in(&settings.images)?;
     }
     // What only root may still write is not for guests, whose QEMU is not root.
     let unavailable = (stat.blocks() - stat.blocks_available().min(stat.blocks())) * stat.fragment_size();
@@ -75,17 +76,34 @@ fn device(path: &Path) -> Option<u64> {
     std::fs::metadata(path).ok().map(|metadata| metadata.dev())
 }
 
-/// What the files of a directory and those below it take on the disk. What goes meanwhile takes nothing.
-fn bytes_in(directory: &Path) -> u64 {
-    let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
-    entries
-        .map(|entry| match entry.metadata() {
-            Ok(metadata) if metadata.is_dir() => bytes_in(&entry.path()),
+/// What the files of a directory and those below it take on the disk. What goes meanwhile takes nothing, nor does what is
+/// kept from this agent, which is not its own. What cannot be read otherwise may be guests' disks, which are no others' either.
+fn bytes_in(directory: &Path) -> Result<u64, String> {
+    let failed = |error| format!("failed to measure what lies in {}: {error}", directory.display());
+    let Some(entries) = unless_kept(std::fs::read_dir(directory)).map_err(failed)? else { return Ok(0) };
+    let mut bytes = 0;
+    for entry in entries {
+        let entry = entry.map_err(failed)?;
+        match unless_kept(entry.metadata()).map_err(failed)? {
+            Some(metadata) if metadata.is_dir() => bytes += bytes_in(&entry.path())?,
             // Blocks are counted in units of 512 bytes, whatever the file system's are.
-            Ok(metadata) => metadata.blocks() * 512,
-            Err(_) => 0,
-        })
-        .sum()
+            Some(metadata) => bytes += metadata.blocks() * 512,
+            None => {}
+        }
+    }
+    Ok(bytes)
+}
+
+/// Nothing where it is gone, or kept from this agent.
+fn unless_kept<T>(found: io::Result<T>) -> io::Result<Option<T>> {
+    use io::ErrorKind::{NotFound, PermissionDenied, StaleNetworkFileHandle};
+    match found {
+        Ok(found) => Ok(Some(found)),
+        Err(error) if matches!(error.kind(), NotFound | PermissionDenied | StaleNetworkFileHandle) => {
+            Ok(None)
+        }
+        Err(error) => Err(error),
+    }
 }
 
 /// What is not for allocation where the configuration says nothing: the host's own memory and what QEMU takes
@@ -246,6 +264,16 @@ mod tests {
         let settings = settings("state_dir: /nonexistent/deep/down");
         let measured = measure(&settings).unwrap();
         assert!(measured.vcpus >= 1 && measured.memory_mb >= 64 && measured.disk_gb >= 1, "{measured:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_listed_is_not_taken_for_empty() {
+        let place = tempfile::tempdir().unwrap();
+        let file = place.path().join("disk");
+        assert_eq!(bytes_in(&file), Ok(0), "it is not there");
+        std::fs::write(&file, [1; 8192]).unwrap();
+        assert!(bytes_in(place.path()).unwrap() >= 8192);
+        assert!(bytes_in(&file).unwrap_err().contains("failed to measure what lies in"));
     }
 
     fn settings(yaml: &str) -> Settings {

@@ -19,6 +19,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     calls::Calls,
     config::Settings,
+    inventory,
     jobs::Jobs,
     port::{Inquiry, Recent, Streams},
     presence::Presence,
@@ -56,6 +57,8 @@ pub struct Parts {
     pub(crate) health: Asked<Measured>,
     /// What was measured of what it has to give, and whether its storage was there.
     pub(crate) capacity: Asked<Capacity>,
+    /// What of that could be measured last.
+    pub(crate) measured: Mutex<Option<inventory::Measured>>,
     /// Told when the node was registered anew, so that what it holds is looked at.
     pub registered: watch::Sender<()>,
     /// Whether placement knows the node as it is.

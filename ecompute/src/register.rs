@@ -179,8 +179,8 @@ async fn set_traits(parts: &Parts) -> Result<usize, PlacementError> {
     Ok(traits.len())
 }
 
-/// What this host has, and whether its storage is there: what lies where that was is not what it is. What does not answer is as it
-/// was when it did.
+/// What this host has, and whether its storage is there: what lies where that was is not what it is. What does not answer, or
+/// cannot be read, is as it was before.
 async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
     let (measured, is_there) = loop {
         match ask(parts).await {
@@ -191,7 +191,13 @@ async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
             Err(None) => {}
         }
     };
-    measured.map(|measured| (measured, is_there)).map_err(PlacementError::Invalid)
+    let mut before = parts.measured.lock().unwrap_or_else(PoisonError::into_inner);
+    let measured = measured.or_else(|why| {
+        tracing::warn!("{why}; it is told as it was before");
+        before.ok_or(PlacementError::Invalid(why))
+    })?;
+    *before = Some(measured);
+    Ok((measured, is_there))
 }
 
 async fn ask(parts: &Parts) -> Result<Capacity, Option<Capacity>> {
