@@ -205,9 +205,10 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         }
         ended = &mut presence => return ended.context("the node's key broke")?.map_err(Into::into),
     }
-    let (in_registration, stop_registration) = (Arc::clone(&parts), stop.clone());
+    let stop_registration = stop.child_token();
+    let (in_registration, registration_stops) = (Arc::clone(&parts), stop_registration.clone());
     let mut registration =
-        tokio::spawn(async move { keep_registered(&in_registration, stop_registration).await });
+        tokio::spawn(async move { keep_registered(&in_registration, registration_stops).await });
     let config = host.bridge.clone().map(|bridge| metadata_config(&parts, bridge));
     let mut metadata = tokio::spawn(serve_metadata(config, stop.clone()));
     let mut protection = tokio::spawn(protect(Arc::clone(&parts), stop.clone()));
@@ -225,6 +226,11 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
     };
     // Nothing new may be claimed here while work comes to its end. Who is not the node any more locks nothing.
     if parts.presence.fence().is_some() {
+        // What it is writing at this moment would take the lock away again.
+        stop_registration.cancel();
+        if !registration.is_finished() {
+            tokio::time::timeout(LOCK_TIMEOUT, &mut registration).await.ok();
+        }
         lock(&parts).await;
     }
     driver_stop.cancel();
