@@ -13,6 +13,7 @@ use ec_model::{Alive, NodeId, Resources, decode};
 use ec_pki::{Certificate, endings};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
 use ec_runtime::{
+    Host,
     config::exposed,
     exit::{FAILED, Failure, UNREACHABLE, chain, print},
 };
@@ -97,7 +98,9 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());
     warnings.extend(settings.open_port());
-    warnings.extend(withheld(settings));
+    let known = settings.clone();
+    // Walks through directories, which may take long.
+    warnings.extend(Host::default().blocking(move || withheld(&known)).await.unwrap_or_default());
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
         warnings.extend(server.advice());
