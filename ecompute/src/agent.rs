@@ -42,13 +42,14 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
     let placement = PlacementClient::new(&settings.placement)?;
+    let has_guests = RecordDir::reader(settings.records()).count()? > 0;
+    storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, has_guests)?;
     if let Some(shared) = settings.shared.clone() {
         let state_dir = settings.state_dir.clone();
         let taken = async {
-            let (found, known) = (shared.clone(), state_dir.clone());
             // A server that is away holds up who asks it, and not this agent's end.
             let host = Host::default();
-            host.blocking(move || storage::check(&found, &known)).await??;
+            mounted(&host, &settings).await?;
             storage::refuse_new(&shared, &placement, node).await?;
             host.blocking(move || storage::take(&shared, &state_dir, node)).await??;
             anyhow::Ok(())
@@ -312,14 +313,22 @@ async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
 
 /// Waits for the hypervisor: an agent may be started before libvirtd is. `None` when asked to end.
 async fn prepare(parts: &Parts, shutdown: &CancellationToken) -> Result<Option<HostInfo>> {
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => Ok(None),
+        ready = ready(parts) => ready.map(Some),
+    }
+}
+
+async fn ready(parts: &Parts) -> Result<HostInfo> {
     let mut told = false;
     loop {
         // It may have gone while libvirt was waited for; the directory that is made ready is the one that counts from then on.
-        check_storage(parts).await?;
+        mounted(&parts.host, &parts.settings).await?;
         match parts.hypervisor.prepare().await {
             Ok(host) => {
-                check_storage(parts).await?;
-                return Ok(Some(host));
+                mounted(&parts.host, &parts.settings).await?;
+                return Ok(host);
             }
             Err(error) if error.is_transient() => {
                 if !told {
@@ -329,18 +338,17 @@ async fn prepare(parts: &Parts, shutdown: &CancellationToken) -> Result<Option<H
             }
             Err(error) => return Err(error.into()),
         }
-        tokio::select! {
-        biased;
-            () = shutdown.cancelled() => return Ok(None),
-            () = tokio::time::sleep(RETRY) => {}
-        }
+        tokio::time::sleep(RETRY).await;
     }
 }
 
-async fn check_storage(parts: &Parts) -> Result<()> {
-    let Some(shared) = parts.settings.shared.clone() else { return Ok(()) };
-    let state_dir = parts.settings.state_dir.clone();
-    Ok(parts.host.blocking(move || storage::check(&shared, &state_dir)).await??)
+/// Makes sure that shared storage is there, and waits for it where it does not answer.
+async fn mounted(host: &Host, settings: &Settings) -> Result<()> {
+    let Some(shared) = settings.shared.clone() else { return Ok(()) };
+    let state_dir = settings.state_dir.clone();
+    let path = shared.path.clone();
+    let check = move || storage::check(&shared, &state_dir).map_err(|error| ec_runtime::exit::chain(&error));
+    storage::answer(host, &path, check).await.map_err(anyhow::Error::msg)
 }
 
 async fn lock(parts: &Parts) {

@@ -9,6 +9,7 @@ use std::{
 use ec_guard::Guard;
 use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
+use ec_metadata::RecordDir;
 use ec_model::{Alive, NodeId, Resources, decode};
 use ec_pki::{Certificate, endings};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
@@ -394,9 +395,13 @@ fn hypervisor(settings: &Settings) -> Found<LibvirtHypervisor> {
 fn disk(settings: &Settings) -> Found {
     let measured = inventory::measure(settings).map_err(|error| (FAILED, error))?;
     let place = settings.state_dir.display();
-    if let Some(shared) = &settings.shared {
-        storage::check(shared, &settings.state_dir).map_err(|error| (FAILED, error.to_string()))?;
-    }
+    let is_there = || {
+        // Records that cannot be read say nothing here: the agent tells at its start.
+        let has_guests = RecordDir::reader(settings.records()).count().is_ok_and(|count| count > 0);
+        storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, has_guests)?;
+        settings.shared.as_ref().map_or(Ok(()), |shared| storage::check(shared, &settings.state_dir))
+    };
+    is_there().map_err(|error| (FAILED, error.to_string()))?;
     // Where the directory is not there yet, it is made in the nearest one that is.
     let existing = settings.state_dir.ancestors().find(|path| path.exists()).unwrap_or(Path::new("/"));
     if let Err(error) = access(existing, AccessFlags::W_OK | AccessFlags::X_OK) {

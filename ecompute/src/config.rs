@@ -183,6 +183,9 @@ pub struct Settings {
 
 /// Where the agent's own port is where nothing else is said.
 const LISTEN: &str = "127.0.0.1:18090";
+/// In the state directory: where guests' disks lie, unless they lie on shared storage.
+pub(crate) const DISKS: &str = "disks";
+
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
 const VCPU_RATIO: f64 = 4.0;
 /// The image cache's bound in GiB where none is configured: a tenth of its file system or a quarter of what is free
@@ -424,7 +427,7 @@ impl Settings {
     pub fn disks(&self, node: NodeId) -> PathBuf {
         match &self.shared {
             Some(shared) => shared.path.join(node.to_string()),
-            None => self.state_dir.join("disks"),
+            None => self.state_dir.join(DISKS),
         }
     }
 
@@ -432,7 +435,7 @@ impl Settings {
     pub fn storage(&self) -> PathBuf {
         match &self.shared {
             Some(shared) => shared.path.clone(),
-            None => self.state_dir.join("disks"),
+            None => self.state_dir.join(DISKS),
         }
     }
 

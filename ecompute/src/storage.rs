@@ -15,7 +15,12 @@ use ec_runtime::Host;
 use futures::future::BoxFuture;
 use tokio::{sync::Mutex, time::timeout};
 
-use crate::{config::Shared, identity::keep, parts::Parts, register::RETRY};
+use crate::{
+    config::{DISKS, Shared},
+    identity::keep,
+    parts::Parts,
+    register::RETRY,
+};
 
 /// In the directory that is shared: the name of the storage.
 const MARK: &str = "etcd-compute.storage";
@@ -65,6 +70,22 @@ impl<T: Clone + Send + 'static> Asked<T> {
                 Ok(answer)
             }
             None => Err(asked.before.clone()),
+        }
+    }
+}
+
+/// What that answers, however long it takes, which is told.
+pub(crate) async fn answer<T: Clone + Send + 'static>(
+    host: &Host,
+    path: &Path,
+    question: impl Fn() -> T + Clone + Send + 'static,
+) -> T {
+    let (asked, mut told) = (Asked::default(), false);
+    loop {
+        match asked.ask(host, question.clone()).await {
+            Ok(answer) => return answer,
+            Err(_) if std::mem::replace(&mut told, true) => {}
+            Err(_) => tracing::warn!("{}: waiting for it", silent(path)),
         }
     }
 }
@@ -120,6 +141,26 @@ pub(crate) enum StorageError {
         /// Who has it.
         by: NodeId,
     },
+    /// The disks of this node's guests lie on storage that is not named any more.
+    #[error(
+        "shared_storage: this node's guests have their disks on `{name}`, and nobody would look for them there: name it in compute.yaml again until they are destroyed (where it is lost for good, remove {})",
+        used.display()
+    )]
+    Left {
+        /// What it is called.
+        name: String,
+        /// Where that is remembered.
+        used: PathBuf,
+    },
+    /// The disks of this node's guests lie on a disk of its own.
+    #[error(
+        "shared_storage: this node's guests have their disks in {}, and nobody would look for them there: take the section out of compute.yaml again until they are destroyed",
+        disks.display()
+    )]
+    NotEmptied {
+        /// Where they are.
+        disks: PathBuf,
+    },
     /// It is another.
     #[error("shared_storage.name: what is mounted at {} is `{is}`, not `{name}`", path.display())]
     Other {
@@ -130,6 +171,32 @@ pub(crate) enum StorageError {
         /// What it was to be.
         name: String,
     },
+}
+
+/// Refuses to look for guests' disks elsewhere than they lie, for as long as this node has records of such: all of them would be
+/// taken for deleted.
+pub(crate) fn refuse_moved(
+    shared: Option<&Shared>,
+    state_dir: &Path,
+    has_guests: bool,
+) -> Result<(), StorageError> {
+    if !has_guests {
+        return Ok(());
+    }
+    let (used, disks) = (state_dir.join(USED), state_dir.join(DISKS));
+    match (read(&used)?, shared) {
+        (Some(name), Some(shared)) if name != shared.storage.name => Err(StorageError::Left { name, used }),
+        // Of an older agent, whose guests came to this node since it left the storage.
+        (Some(_), None) if holds_disks(&disks) => Ok(()),
+        (Some(name), None) => Err(StorageError::Left { name, used }),
+        (None, Some(_)) if holds_disks(&disks) => Err(StorageError::NotEmptied { disks }),
+        _ => Ok(()),
+    }
+}
+
+fn holds_disks(directory: &Path) -> bool {
+    let files = fs::read_dir(directory).into_iter().flatten().flatten();
+    files.into_iter().any(|file| file.path().extension().is_some_and(|of| of == "qcow2"))
 }
 
 /// Makes sure that what is mounted is what it shall be. Storage that nobody has used yet is marked with its name, by several nodes at
@@ -207,8 +274,13 @@ pub(crate) async fn join(parts: &Parts) -> PlacementResult<()> {
     let (placement, node) = (&parts.placement, parts.node);
     let shared = parts.settings.shared.as_ref().map(|shared| &shared.storage);
     // A node that never had its disks anywhere else need not ask.
-    if parts.settings.state_dir.join(USED).exists() {
+    let used = parts.settings.state_dir.join(USED);
+    if used.exists() {
         leave_others(placement, parts, shared).await?;
+        if shared.is_none() {
+            // From now on guests' disks lie with this node. Where that stays, the next start asks once more.
+            fs::remove_file(used).ok();
+        }
     }
     let Some(storage) = shared else { return Ok(()) };
     placement.join_shared(storage, node).await.map_err(|error| match error {
@@ -280,6 +352,46 @@ mod tests {
                 fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
             assert_eq!(left, [MARK]);
         }
+    }
+
+    #[test]
+    fn disks_are_not_looked_for_elsewhere_while_there_are_guests() {
+        let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let shared =
+            |name: &str| Shared { storage: SharedStorage::named(name), path: place.path().to_owned() };
+        let (nfs, other) = (shared("nfs"), shared("other"));
+        let refused = |shared: Option<&Shared>, has_guests| {
+            let moved = refuse_moved(shared, state.path(), has_guests);
+            moved.map_err(|error| error.to_string()).err()
+        };
+        let disk = state.path().join(DISKS).join("x.qcow2");
+        assert_eq!(refused(Some(&nfs), true), None, "all that it has is a volume's that it boots from");
+        fs::create_dir(disk.parent().unwrap()).unwrap();
+        fs::write(&disk, "").unwrap();
+        assert!(refused(Some(&nfs), true).unwrap().contains("have their disks in"));
+        assert_eq!(refused(Some(&nfs), false), None);
+        assert_eq!(refused(None, true), None);
+        fs::remove_file(&disk).unwrap();
+        take(&nfs, state.path(), node(1)).unwrap();
+        assert_eq!(refused(Some(&nfs), true), None);
+        for elsewhere in [Some(&other), None] {
+            assert!(refused(elsewhere, true).unwrap().contains("have their disks on `nfs`"));
+            assert_eq!(refused(elsewhere, false), None);
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn one_that_does_not_answer_is_waited_for() {
+        let (answer, waits) = std::sync::mpsc::channel::<u8>();
+        let waits = std::sync::Arc::new(std::sync::Mutex::new(waits));
+        let host = Host::default();
+        let waiting = super::answer(&host, Path::new("/srv"), move || waits.lock().unwrap().recv().unwrap());
+        tokio::pin!(waiting);
+        assert!(timeout(Duration::ZERO, &mut waiting).await.is_err());
+        tokio::time::advance(ANSWERS_IN * 2).await;
+        assert!(timeout(Duration::ZERO, &mut waiting).await.is_err());
+        answer.send(2).unwrap();
+        assert_eq!(waiting.await, 2);
     }
 
     #[test]
