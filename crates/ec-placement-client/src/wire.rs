@@ -14,6 +14,7 @@ use ec_model::RequestId;
 use ec_runtime::{Renewed, is_loopback};
 use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
+use tokio::time::Instant;
 
 use crate::{
     Answer, PlacementError, PlacementResult, Transport,
@@ -24,6 +25,8 @@ use crate::{
 pub(crate) const NEWEST: u32 = 39;
 /// The oldest that can do what must be done: a claim for a consumer that must not exist (1.28, OpenStack Rocky).
 pub(crate) const OLDEST: u32 = 28;
+/// A server may be replaced by a newer one, or be several of which some are newer: after so long the newest version is tried again.
+const TRIED_AGAIN: Duration = Duration::from_secs(600);
 /// From here on a claim says which provider serves which group.
 const MAPPINGS: u32 = 34;
 /// From here on a claim says what kind of consumer it is for.
@@ -138,6 +141,8 @@ pub(crate) struct Wire {
     token: Arc<Token>,
     /// The version that the server speaks, as far as we know.
     version: Arc<AtomicU32>,
+    /// Since when that is not the newest.
+    older_since: Arc<Mutex<Option<Instant>>>,
     /// So many seconds its clock is ahead of ours, as far as we know.
     ahead: Arc<Mutex<Option<i64>>>,
     /// On whose behalf we ask.
@@ -168,6 +173,7 @@ impl Wire {
             base,
             token,
             version: Arc::new(AtomicU32::new(NEWEST)),
+            older_since: Arc::default(),
             ahead: Arc::default(),
             request_id: None,
         })
@@ -246,7 +252,7 @@ impl Wire {
         url: Url,
         body: Option<&serde_json::Value>,
     ) -> PlacementResult<Vec<u8>> {
-        let version = self.version();
+        let version = self.spoken();
         let Answer { status, body: answer, .. } = self.ask(&method, &url, body, version).await?;
         if status != StatusCode::NOT_ACCEPTABLE {
             return self.judge(path, &method, status, answer);
@@ -254,6 +260,15 @@ impl Wire {
         let theirs = self.negotiated(&answer)?;
         let Answer { status, body: answer, .. } = self.ask(&method, &url, body, theirs).await?;
         self.judge(path, &method, status, answer)
+    }
+
+    /// The version to speak now.
+    fn spoken(&self) -> u32 {
+        let mut older_since = self.older_since.lock().unwrap_or_else(PoisonError::into_inner);
+        if older_since.take_if(|since| since.elapsed() >= TRIED_AGAIN).is_some() {
+            self.version.store(NEWEST, Ordering::Relaxed);
+        }
+        self.version()
     }
 
     async fn ask(
@@ -297,6 +312,7 @@ impl Wire {
         let version = speaks.min(NEWEST);
         tracing::debug!(version = format!("1.{version}"), "placement is older than we are");
         self.version.store(version, Ordering::Relaxed);
+        *self.older_since.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
         Ok(version)
     }
 
@@ -510,6 +526,40 @@ mod tests {
             headers.get("x-openstack-request-id").map(|id| id.to_str().unwrap().to_owned())
         };
         assert_eq!(heard.iter().map(named).collect::<Vec<_>>(), [None, Some(id.to_string()), None]);
+    }
+
+    /// Speaks up to this version.
+    struct Speaks(AtomicU32);
+
+    #[async_trait::async_trait]
+    impl Transport for Speaks {
+        async fn exchange(&self, request: Request) -> Result<Answer, String> {
+            let newest = self.0.load(Ordering::Relaxed);
+            let asked = request.headers["openstack-api-version"].to_str().unwrap().to_owned();
+            let is_spoken = asked.strip_prefix("placement 1.").unwrap().parse::<u32>().unwrap() <= newest;
+            let status = if is_spoken { StatusCode::NO_CONTENT } else { StatusCode::NOT_ACCEPTABLE };
+            let body = json!({"errors": [{"max_version": format!("1.{newest}")}]}).to_string().into_bytes();
+            Ok(Answer { status, body, ahead: None })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_has_become_newer_is_spoken_to_as_such_after_a_while() {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let server = Arc::new(Speaks(AtomicU32::new(31)));
+        let wire =
+            Wire::new(&PlacementConfig::default()).unwrap().over(Arc::clone(&server) as Arc<dyn Transport>);
+        let spoken = async || {
+            wire.send(Method::DELETE, "allocations/x", None).await.unwrap();
+            wire.version()
+        };
+        assert_eq!(spoken().await, 31);
+        tokio::time::advance(TRIED_AGAIN).await;
+        assert_eq!(spoken().await, 31, "it is as it was");
+        server.0.store(NEWEST, Ordering::Relaxed);
+        assert_eq!(spoken().await, 31, "it is not asked each time");
+        tokio::time::advance(TRIED_AGAIN).await;
+        assert_eq!(spoken().await, NEWEST);
     }
 
     #[test]
