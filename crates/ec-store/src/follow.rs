@@ -118,6 +118,7 @@ pub fn follow_on_demand(
         place: None,
         lost: false,
         watching_since: None,
+        told: false,
     };
     tokio::spawn(async move {
         tokio::select! {
@@ -216,20 +217,27 @@ struct Follower {
     lost: bool,
     /// When the present session's watch was accepted.
     watching_since: Option<Instant>,
+    /// Whether that watch told anything.
+    told: bool,
 }
 
 impl Follower {
     async fn run(mut self) {
         let mut backoff = self.options.backoff_min;
         let mut failures = 0;
+        // Whether all that came since the last watch that was of use are listings.
+        let mut only_listed = false;
         loop {
             let before = self.place.as_ref().map(|place| place.next);
-            self.watching_since = None;
+            (self.watching_since, self.told) = (None, false);
             let Err(end) = self.session().await;
             let lasted = self.watching_since.is_some_and(|since| since.elapsed() > self.options.backoff_max);
-            if self.place.as_ref().map(|place| place.next) != before || lasted {
+            let listed = before.is_none() && self.place.is_some();
+            // A store that lists and lets nobody watch is not to be listed on and on.
+            if self.told || lasted || (listed && !only_listed) {
                 backoff = self.options.backoff_min;
             }
+            only_listed = (only_listed || listed) && !self.told && !lasted;
             match end {
                 End::Unwanted => return,
                 End::Relist => {
@@ -284,6 +292,7 @@ impl Follower {
             let place = self.place.as_mut().map(|place| place.after(&batch, self.clock.as_deref()));
             self.tell(Change::Events(batch)).await?;
             self.place = place;
+            self.told = true;
         }
     }
 

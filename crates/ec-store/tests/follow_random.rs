@@ -3,9 +3,18 @@
 
 mod support;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
 
-use ec_store::{FollowOptions, MemoryStore, Store, StoreError, Txn, follow, follow_on_demand};
+use ec_store::{
+    FollowOptions, Layer, Listing, MemoryStore, Revision, Store, StoreError, StoreResult, Txn, Watch, follow,
+    follow_on_demand,
+};
 use proptest::prelude::*;
 use support::{OPTIONS, PATIENCE, View, pairs, put};
 use tokio::{
@@ -156,6 +165,37 @@ async fn one_outage_is_told_once_however_long_it_lasts() {
     assert!(begin.elapsed() <= FollowOptions::default().backoff_max);
     store.faults().set_reachable(false);
     view.until(&mut changes, |view| view.outages == 2).await;
+}
+
+/// A store that is listed, and of which each watch is refused, as of a history that is gone.
+struct Unwatched(MemoryStore, AtomicUsize);
+
+#[async_trait::async_trait]
+impl Layer for Unwatched {
+    fn inner(&self) -> &dyn Store {
+        &self.0
+    }
+
+    async fn list(&self, prefix: &str) -> StoreResult<Listing> {
+        self.1.fetch_add(1, Ordering::Relaxed);
+        self.0.list(prefix).await
+    }
+
+    async fn watch(&self, _: &str, from: Revision) -> StoreResult<Box<dyn Watch>> {
+        Err(StoreError::Compacted { wanted: from, first: from + 1 })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_lets_nobody_watch_is_listed_more_and_more_seldom() {
+    let store = Arc::new(Unwatched(MemoryStore::new(), AtomicUsize::new(0)));
+    let options = FollowOptions::default();
+    let mut changes = follow(Arc::clone(&store) as Arc<dyn Store>, "/f/".into(), options);
+    let reader = tokio::spawn(async move { while changes.recv().await.is_some() {} });
+    sleep(Duration::from_secs(100)).await;
+    let listed = store.1.load(Ordering::Relaxed);
+    assert!((10..100).contains(&listed), "{listed}");
+    reader.abort();
 }
 
 /// A store was put back and has come as far as it was, by transactions that wrote the same to the same keys, and to others something
