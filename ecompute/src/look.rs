@@ -142,6 +142,17 @@ pub(crate) async fn ask_placement(
     if held.allocations.keys().any(|provider| !tree.contains(provider)) {
         tree.extend(placement.tree(parts.node).await?);
     }
+    if amounts_here(&held, |provider| tree.contains(provider)).is_none() {
+        // One whose record cannot be read is left out of every list, and only who asks for it itself is told: that is no elsewhere.
+        for provider in
+            held.allocations.keys().filter(|provider| !tree.contains(provider)).collect::<Vec<_>>()
+        {
+            let found = placement.provider(*provider).await?;
+            if found.is_some_and(|provider| provider.root() == parts.node) {
+                tree.insert(*provider);
+            }
+        }
+    }
     Ok(amounts_here(&held, |provider| tree.contains(provider)).map_or(Held::Elsewhere, Held::Here))
 }
 
