@@ -27,6 +27,8 @@ const CONNECTIONS_PER_GUEST: usize = 8;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// A guest that reads slowly is cut off too.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// Nobody else is let in meanwhile: a program that never tells who asks is not waited for.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The least that hyper takes; a request of ours has a few hundred bytes.
 const HEAD_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
@@ -78,8 +80,10 @@ impl Serves for Door {
             Some(origin) => origin,
             None => {
                 let by_port = Arc::clone(&self.by_port);
-                let found = tokio::task::spawn_blocking(move || by_port(address)).await;
-                found.map_err(io::Error::other).flatten().unwrap_or_else(|error| {
+                let looked_up = tokio::task::spawn_blocking(move || by_port(address));
+                let found = tokio::time::timeout(LOOKUP_TIMEOUT, looked_up).await.map_err(io::Error::from);
+                let found = found.and_then(|found| found.map_err(io::Error::other)).flatten();
+                found.unwrap_or_else(|error| {
                     tracing::warn!(%peer, %error, "failed to look up who asks");
                     Origin::Stranger
                 })

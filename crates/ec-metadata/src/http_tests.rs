@@ -11,6 +11,12 @@ use crate::{InstanceRecord, RECORD_VERSION};
 
 /// A server on loopback that takes everyone for the same guest.
 async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<TcpListener>) {
+    server_with(Arc::new(|_| Ok(Origin::Stranger))).await
+}
+
+async fn server_with(
+    by_port: Arc<ByPort>,
+) -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<TcpListener>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let stop = CancellationToken::new();
@@ -44,7 +50,6 @@ async fn server() -> (SocketAddr, CancellationToken, tokio::task::JoinHandle<Tcp
         std::thread::sleep(Duration::from_millis(20));
         Ok::<_, String>(Some(record.clone()))
     });
-    let by_port: Arc<ByPort> = Arc::new(|_| Ok(Origin::Stranger));
     (address, stop.clone(), tokio::spawn(run(listener, service, by_port, stop)))
 }
 
@@ -71,6 +76,20 @@ async fn answers_are_whole_and_a_head_request_gets_the_length_without_the_body()
         GET /latest/meta-data/hostname HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n";
     let answers = String::from_utf8(talk(address, two).await).unwrap();
     assert_eq!(answers.matches("\r\n\r\nweb").count(), 2, "{answers}");
+}
+
+#[tokio::test]
+async fn a_look_for_who_asks_that_never_ends_keeps_nobody_out() {
+    let (ends, waits) = std::sync::mpsc::channel::<()>();
+    let waits = std::sync::Mutex::new(waits);
+    let (address, ..) = server_with(Arc::new(move |_| {
+        waits.lock().unwrap().recv().ok();
+        Ok(Origin::Stranger)
+    }))
+    .await;
+    let answer = talk(address, b"GET /latest/user-data HTTP/1.0\r\n\r\n").await;
+    assert!(answer.starts_with(b"HTTP/1.0 200 OK"), "{answer:?}");
+    drop(ends);
 }
 
 #[tokio::test]
