@@ -272,7 +272,7 @@ async fn other_agent(
     let ours = presence::machine(&settings.state_dir).ok();
     Ok((ours.as_ref() != Some(&other.machine)).then(|| {
         format!(
-            "node {me} is served by another agent, on host {} (alive since {}), or was by this one before the host was started anew: where two machines were made from one image, remove {} on the one that is not to be it",
+            "node {me} is served by another agent, on host {} (alive since {}), or was by this one before the host was started anew: where two machines were made from one image, remove {} on the one that is not to be it and, in a cluster, join it with a bundle of its own",
             other.host,
             other.started_at,
             settings.state_dir.join("uuid").display()

@@ -96,7 +96,8 @@ impl Presence {
 #[error(
     "node {node} is already served by another agent, on host {host} (alive since {since}); this one, on host {here}, \
      ends and touches no guest. Two machines were made from one image or one copy of the state directory: on the one \
-     that is not to be {node}, remove the file {uuid_file} (its guests, if it has any, stay as they are)"
+     that is not to be {node}, remove the file {uuid_file} and, where it was joined to a cluster, have it join with a bundle of its own \
+     (`eschedule node add`, `ecompute join`); its guests, if it has any, stay as they are"
 )]
 pub(crate) struct Taken {
     node: NodeId,

@@ -25,6 +25,8 @@ pub(crate) type Capacity = (Result<Measured, String>, bool);
 
 /// How often an agent makes sure that placement still knows its node, and as it is.
 const PERIOD: Duration = Duration::from_secs(60);
+/// How often it makes sure of what only its own start or an etcd that was put back changes: traits, and whose storage it shares.
+const WHOLLY: Duration = Duration::from_secs(600);
 /// After so long every replica of placement knows a token: it lists all of them more often.
 const HEARD_OF: Duration = Duration::from_secs(20);
 /// Between two tries to reach what is not there yet.
@@ -68,6 +70,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let mut held = parts.presence.subscribe();
     let mut lease = held.borrow_and_update().map(|hold| hold.lease);
     let (mut failed, mut anew) = (false, false);
+    let mut introduced = Instant::now();
     loop {
         tokio::select! {
             biased;
@@ -88,9 +91,11 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
         let refreshed = async {
             // Of a placement that does not know the node at all this tells.
             reserve_uncounted(parts).await?;
-            if anew {
+            // A lease that came back with an older etcd tells nothing.
+            if anew || introduced.elapsed() >= WHOLLY {
                 introduce(parts).await?;
                 set_traits(parts).await?;
+                introduced = Instant::now();
             }
             bring_up_to_date(parts, anew).await
         };
