@@ -575,10 +575,14 @@ impl<'a> Making<'a> {
             Difference::Destroy(instance, name) => {
                 self.until_copied(*instance).await?;
                 // Whoever took it out of the stack since, or gave it a name of the file, has spared it.
-                let doomed = destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await;
-                if let Doomed::By { node, alive } = doomed.map_err(|error| session.failed(error))? {
-                    one.node = Some(node);
-                    self.asked = Some(Asked::gone(&one.name, *instance, node, alive));
+                match destroy_called(cloud, *instance, name, &[of_stack(self.of.stack)]).await {
+                    Ok(Doomed::By { node, alive }) => {
+                        one.node = Some(node);
+                        self.asked = Some(Asked::gone(&one.name, *instance, node, alive));
+                    }
+                    // The same file was applied twice at once.
+                    Ok(_) | Err(CloudError::NotFound(_)) => {}
+                    Err(error) => return Err(session.failed(error)),
                 }
             }
             Difference::Volume(step) => self.volume(step, one).await?,

@@ -6,7 +6,10 @@ mod known;
 mod published;
 mod send;
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{Bytes, CloudError, CloudResult, ImageChange, NewImage};
@@ -205,16 +208,19 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
                 _ => None,
             };
             let set = once_each("--property", &setting.property)?.into_iter();
+            let mut properties: BTreeMap<_, _> = set.map(|(key, value)| (key, Some(value))).collect();
+            for key in &setting.unset {
+                if properties.insert(key.clone(), None).is_some_and(|value| value.is_some()) {
+                    return Err(Failure::usage(format!("property {key} is both set and taken off")));
+                }
+            }
             let change = ImageChange {
                 name: name.clone(),
                 visibility,
                 protected: (*protected || *unprotected).then_some(*protected),
                 min_disk: *min_disk,
                 min_ram: *min_ram,
-                properties: set
-                    .map(|(key, value)| (key, Some(value)))
-                    .chain(setting.unset.iter().map(|key| (key.clone(), None)))
-                    .collect(),
+                properties,
             };
             if change == ImageChange::default() {
                 return Err(Failure::usage("nothing to set: `eschedule image set --help` tells what can be"));

@@ -246,13 +246,14 @@ async fn unlock_lost(cloud: &Cloud, known: &Known, mut record: Doc<Instance>) ->
     }
 }
 
-/// Whether the node's agent reads the request, where that is of a later format than requests usually are. That it is the same agent
-/// when the request is written, [`let_in`] demands.
+/// Whether the node's agent reads the request, where that becomes one of a later format than it was. That it is the same agent when
+/// the request is written, [`let_in`] demands. Of the format that is there already whatever is asked for is written, whoever is
+/// away.
 ///
 /// # Errors
 /// It does not, or nobody knows, since it is not alive.
 pub(crate) async fn understood(cloud: &Cloud, known: &Known, order: &Request, what: &str) -> CloudResult<()> {
-    if order.format() == 1 {
+    if order.format() <= known.request.record().map_or(1, Record::format) {
         return Ok(());
     }
     let refused = |why: String| {

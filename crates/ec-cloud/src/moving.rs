@@ -7,7 +7,7 @@
 //!  new node:        disk received ──▶ told as there
 //! ```
 
-use ec_model::{ActionVerb, Assigned, Handover, InstanceId, NodeId, Record, Request, Workload};
+use ec_model::{ActionVerb, Assigned, Attachment, Handover, InstanceId, NodeId, Record, Request, Workload};
 use ec_plan::volumes::{self, Sides};
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 
@@ -75,6 +75,9 @@ pub async fn node_with(
     wanted: Option<NodeId>,
 ) -> CloudResult<Option<NodeId>> {
     let mut node = wanted;
+    if volumes.len() > Attachment::MOST {
+        return Err(CloudError::Refused(format!("an instance has {} volumes at most", Attachment::MOST)));
+    }
     for volume in volumes {
         let disk = known_volume(cloud, *volume).await?;
         refuse_attached(cloud, &disk).await?;
@@ -82,7 +85,7 @@ pub async fn node_with(
         let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
         let refused =
             |why: String| CloudError::Refused(format!("no instance can have volume {volume} now: {why}"));
-        volumes::givable(sides).map_err(refused)?;
+        volumes::given(sides, &cloud.project).map_err(refused)?;
         let here = *node.get_or_insert(disk.node);
         if here == disk.node {
             continue;

@@ -11,7 +11,10 @@
 use std::time::Duration;
 
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
-use ec_plan::verbs::{Verb, is_to_be_made_anew, locked};
+use ec_plan::{
+    status::STARTED_AGAIN,
+    verbs::{Verb, is_to_be_made_anew, locked},
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -224,7 +227,7 @@ impl Held {
             is_begun: is_locked,
         };
         let Some(reason) = machine.record.as_ref().and_then(|record| record.locked.as_deref()) else {
-            return Ok(new(false, !is_down(machine)));
+            return Ok(new(false, runs(machine)));
         };
         let mut held = [true, false].into_iter().map(|starts| new(true, starts));
         held.find(|held| held.reason() == reason).ok_or_else(|| {
@@ -336,13 +339,19 @@ impl Held {
     }
 }
 
-/// Whether it is stopped, and nobody has asked for anything else since.
+/// Whether it is stopped, and is to be: one that ended by itself its agent may start, locked or not.
 fn is_down(machine: &Known) -> bool {
-    let wished = machine.request.record().map(|request| (request.power.generation, request.power.power));
-    machine.status.record().is_some_and(|status| {
-        let is_pending = wished.is_some_and(|(generation, power)| {
-            generation > status.power_generation && power != Power::Stopped
+    let is_wished = machine.request.record().is_none_or(|request| request.power.power == Power::Stopped);
+    machine.status.record().is_some_and(|status| status.state == State::Stopped && is_wished)
+}
+
+/// Whether it runs, or is about to: somebody has asked for that, or its policy starts it again.
+fn runs(machine: &Known) -> bool {
+    machine.status.record().is_none_or(|status| {
+        let is_started = status.reason.as_ref().is_some_and(|reason| reason.contains(STARTED_AGAIN));
+        let is_asked_for = machine.request.record().is_some_and(|request| {
+            request.power.generation > status.power_generation && request.power.power != Power::Stopped
         });
-        status.state == State::Stopped && !is_pending
+        status.state != State::Stopped || is_started || is_asked_for
     })
 }

@@ -13,8 +13,8 @@ use std::{
 };
 
 use ec_model::{
-    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Request,
-    ResourceQuery, State, Status, Workload, decode,
+    ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Power,
+    Request, ResourceQuery, State, Status, Workload, decode,
     input::{LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::{
@@ -240,10 +240,12 @@ fn gigabytes(size_gb: u64) -> CloudResult<ResourceQuery> {
 /// There is no such room where it lies: [`CloudError::Refused`], with nothing changed.
 pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> CloudResult<Acted> {
     let disk = known_volume(cloud, volume).await?;
-    // A guest whose memory is saved goes on with a disk of the size that it knew.
+    // A guest whose memory is saved goes on with a disk of the size that it knew. Its node looks once more when it comes to it.
     if let Some(holder) = disk.record.as_ref().and_then(|record| record.attached)
+        && lost_by(cloud, holder, volume).await?.is_none()
         && let Ok(machine) = find_placed(cloud, holder).await
-        && machine.status.record().is_some_and(|status| status.state == State::Suspended)
+        && (machine.status.record().is_some_and(|status| status.state == State::Suspended)
+            || machine.request.record().is_some_and(|request| request.power.power == Power::Suspended))
     {
         return Err(CloudError::Refused(format!(
             "cannot extend volume {volume}: instance {holder} has it, and is suspended: `eschedule resume {holder}` lets it go on"
@@ -275,10 +277,14 @@ pub(crate) async fn refuse_running(cloud: &Cloud, disk: &Known) -> CloudResult<(
     if let Some(holder) = holder
         && lost_by(cloud, holder, volume).await?.is_none()
     {
-        let status = find_placed(cloud, holder).await?.status;
-        if status.record().is_none_or(|status| status.state != State::Stopped) {
+        let machine = find_placed(cloud, holder).await?;
+        if machine.status.record().is_none_or(|status| status.state != State::Stopped) {
+            let why = match machine.is_doomed() {
+                true => "is being destroyed: it has it until its end".to_owned(),
+                false => format!("is not stopped: `eschedule stop {holder}`"),
+            };
             return Err(CloudError::Refused(format!(
-                "cannot make volume {volume} anew: instance {holder} has it, and is not stopped: `eschedule stop {holder}`"
+                "cannot make volume {volume} anew: instance {holder} has it, and {why}"
             )));
         }
     }

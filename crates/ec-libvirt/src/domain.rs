@@ -101,7 +101,7 @@ pub(crate) fn is_rescued(domain: &Domain, mark: &Mark, state: RunState) -> Resul
 
 /// Whether the guest goes on from memory that was saved with the domain: not from what a power cut left of it, which libvirt throws
 /// away at the next start.
-fn is_saved(domain: &Domain) -> Result<bool, Error> {
+pub(crate) fn is_saved(domain: &Domain) -> Result<bool, Error> {
     let is_torn = || saved_xml(domain).is_err_and(|error| has_code(&error, ErrorNumber::OperationFailed));
     Ok(domain.has_managed_save(0)? && !is_torn())
 }

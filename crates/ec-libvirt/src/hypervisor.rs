@@ -621,8 +621,14 @@ impl Hypervisor for LibvirtHypervisor {
                     Ok::<_, CallError>(domain.is_active()?.then(|| (domain, DISK.to_owned())))
                 }
                 Found::Foreign => Err(domain::foreign(instance)),
-                Found::Nothing => Ok(volumes::user_of(connect, &pool, instance)?
-                    .and_then(|user| user.device.map(|device| (user.domain, device)))),
+                Found::Nothing => match volumes::user_of(connect, &pool, instance)? {
+                    // Its memory knows the disk as large as it is.
+                    Some(user) if user.device.is_none() && domain::is_saved(&user.domain)? => {
+                        let holder = user.instance;
+                        Err(CallError::NotNow(format!("the domain {holder} has it, and its memory is saved")))
+                    }
+                    user => Ok(user.and_then(|user| user.device.map(|device| (user.domain, device)))),
+                },
             };
             let running = in_use(found)?;
             let running = running.as_ref().map(|(domain, device)| (domain, device.as_str()));

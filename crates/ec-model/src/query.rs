@@ -136,20 +136,37 @@ impl ResourceQuery {
         Self::parse(&changed.collect::<Vec<_>>().join("&"))
     }
 
-    /// The same query, asking for nothing of a class.
+    /// The same query, asking for nothing of a class. A group that asked for nothing else goes with all that is demanded of it.
     ///
     /// # Errors
     /// Nothing is left of it.
     pub fn without(&self, class: &str) -> Result<Self, QueryError> {
+        let asked = |value: &str| amounts("", value).unwrap_or_default();
+        let gone = self.pairs.iter().filter_map(|(key, value)| {
+            let suffix = key.strip_prefix(GROUP)?;
+            let asked = asked(value);
+            (!asked.is_empty() && asked.iter().all(|(asked, _)| asked == class)).then_some(suffix)
+        });
+        let gone: Vec<&str> = gone.collect();
+        let is_of_gone = |key: &str| {
+            let mut suffixes = OF_GROUPS.iter().filter_map(|kind| key.strip_prefix(kind));
+            suffixes.any(|suffix| gone.contains(&suffix))
+        };
         let left = self.text.split('&').filter_map(|part| {
             let (key, value) = url::form_urlencoded::parse(part.as_bytes()).next()?;
-            let asked = amounts("", &value).unwrap_or_default();
-            if !is_group(&key) || asked.iter().all(|(asked, _)| asked != class) {
-                return Some(part.to_owned());
+            let rest = |list: Vec<String>| (!list.is_empty()).then(|| format!("{key}={}", list.join(",")));
+            match &*key {
+                key if is_of_gone(key) => None,
+                "same_subtree" if !gone.is_empty() => {
+                    let suffixes = value.split(',').filter(|suffix| !gone.contains(&suffix.trim()));
+                    rest(suffixes.map(str::to_owned).collect())
+                }
+                key if is_group(key) && asked(&value).iter().any(|(asked, _)| asked == class) => {
+                    let others = asked(&value).into_iter().filter(|(asked, _)| asked != class);
+                    rest(others.map(|(class, amount)| format!("{class}:{amount}")).collect())
+                }
+                _ => Some(part.to_owned()),
             }
-            let others = asked.iter().filter(|(asked, _)| asked != class);
-            let others: Vec<String> = others.map(|(class, amount)| format!("{class}:{amount}")).collect();
-            (!others.is_empty()).then(|| format!("{key}={}", others.join(",")))
         });
         Self::parse(&left.collect::<Vec<_>>().join("&"))
     }
@@ -172,16 +189,20 @@ impl ResourceQuery {
     }
 }
 
+/// How the parameter begins that says what a group asks for.
+const GROUP: &str = "resources";
+/// How those begin that say something of a group.
+const OF_GROUPS: [&str; 4] = [GROUP, "required", "member_of", "in_tree"];
+
 /// `resources` or `resources<suffix>`; suffixes are limited by the server, not here.
 fn is_group(key: &str) -> bool {
-    key.starts_with("resources")
+    key.starts_with(GROUP)
 }
 
 /// The parameters of microversion 1.39.
 fn is_known(key: &str) -> bool {
-    let of_groups = ["resources", "required", "member_of", "in_tree"];
     let of_all = ["group_policy", "root_required", "same_subtree", "limit"];
-    of_groups.iter().any(|known| key.starts_with(known)) || of_all.contains(&key)
+    OF_GROUPS.iter().any(|known| key.starts_with(known)) || of_all.contains(&key)
 }
 
 fn amounts(key: &str, value: &str) -> Result<Vec<(String, u64)>, QueryError> {
@@ -225,6 +246,10 @@ mod tests {
         let told = ResourceQuery::parse("resources=VCPU%3A1&resources1=DISK_GB:2").unwrap();
         assert_eq!(told.without("DISK_GB").unwrap().text(), "resources=VCPU%3A1", "as it was written");
         assert_eq!(without.without("VCPU"), Err(QueryError::NoResources));
+        let granular = "resources=VCPU:1&required=HW_A&resources_D=DISK_GB:9&required_D=SSD&in_tree_D=x&member_of_E=y\
+                        &resources_E=SRIOV:1,DISK_GB:1&same_subtree=_D,_E&same_subtree=_D&group_policy=none";
+        let left = "resources=VCPU:1&required=HW_A&member_of_E=y&resources_E=SRIOV:1&same_subtree=_E&group_policy=none";
+        assert_eq!(ResourceQuery::parse(granular).unwrap().without("DISK_GB").unwrap().text(), left);
     }
 
     #[test]

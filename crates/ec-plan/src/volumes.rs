@@ -60,6 +60,12 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
         };
     }
     givable(volume)?;
+    if volume.record.project != machine.record.project {
+        return Err(format!(
+            "the volume is of project `{}`, and the instance of `{}`",
+            volume.record.project, machine.record.project
+        ));
+    }
     changeable(machine, "the instance")?;
     let here = |sides: Sides<'_>| sides.record.assigned.map(|assigned| assigned.node);
     if here(volume) != here(machine) {

@@ -163,6 +163,14 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
 }
 
 #[test]
+fn a_volume_is_given_within_its_project() {
+    let of = |project: &'static str| move |one: &mut One| one.record.project = project.to_owned();
+    let machine = One::machine(State::Active).with(of("p"));
+    assert!(attached(&One::volume().with(of("p")), &machine, None).is_ok());
+    refused(attached(&One::volume().with(of("q")), &machine, None), "of project `q`, and the instance of `p`");
+}
+
+#[test]
 fn a_new_machine_boots_from_a_volume_of_its_project_that_is_there() {
     let boots = |one: One| given(one.sides(), "p");
     let of_project =

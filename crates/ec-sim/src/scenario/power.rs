@@ -314,7 +314,7 @@ async fn locked(stage: Stage) {
     stage.until_gone(guest).await;
 }
 
-async fn with_policy(stage: &Stage, restart: Restart) -> InstanceId {
+pub(super) async fn with_policy(stage: &Stage, restart: Restart) -> InstanceId {
     let order = Order { name: Some("web"), data: false, query: SMALL, restart, group: None, boot: None };
     let user = stage.user(1);
     match user.order(order).await {

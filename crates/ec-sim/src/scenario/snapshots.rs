@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
-use ec_hypervisor::Hypervisor;
-use ec_model::{Instance, InstanceId, State, decode};
+use ec_hypervisor::{Hypervisor, Operation};
+use ec_model::{End, Instance, InstanceId, Restart, State, decode};
 use ec_plan::verbs::Verb;
 
 use super::{
     Scenario, Stage,
+    power::with_policy,
     stage::Sight,
     volumes::{come, given, has, near},
 };
@@ -28,6 +29,11 @@ pub(super) const ALL: &[Scenario] = &[
         "snapshot-restored-while-somebody-starts-the-guest",
         "a guest that is stopped is to be started while it is being restored, and after a restore that broke off: it is stopped for that, and runs in the end",
         |stage| Box::pin(restored_while_started(stage)),
+    ),
+    Scenario::new(
+        "snapshot-restored-of-a-guest-that-ended",
+        "a guest ends by itself, once for good, and once to be started again by its policy: nobody starts it while it is restored, and then it is as it was",
+        |stage| Box::pin(restored_after_its_end(stage)),
     ),
     Scenario::new(
         "snapshots-restored-at-once",
@@ -114,6 +120,32 @@ async fn restored_at_once(stage: Stage) {
     stage.demand(told.len() == 1 && told[0].contains("being restored"), "one does, one is told").await;
     stage.until_well(guest).await;
     unlocked(&stage, &[guest, first, second]).await;
+}
+
+async fn restored_after_its_end(stage: Stage) {
+    for (restart, runs) in [(Restart::No, false), (Restart::Always, true)] {
+        let guest = with_policy(&stage, restart).await;
+        let volume = near(&stage, guest).await;
+        given(&stage, volume, guest).await;
+        let copy = snapshot_of(&stage, guest).await;
+        // Each time in a row its policy waits longer.
+        for _ in 0..if runs { 4 } else { 1 } {
+            stage.until_well(guest).await;
+            stage.end_guest(1, guest, End::ByGuest);
+            stage.until(guest, "stopped", |is| is.is(State::Stopped)).await;
+        }
+        let starts = || stage.node(1).hypervisor.calls(Operation::Start);
+        let before = starts();
+        stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
+        unlocked(&stage, &[guest, copy]).await;
+        match runs {
+            true => stage.until_well(guest).await,
+            false => stage.stays(guest, 120, "stopped", |is| is.is(State::Stopped) && !is.runs()).await,
+        }
+        stage.demand(starts() == before + u64::from(runs), "it is started when all is restored, or not").await;
+        stage.destroyed(guest).await;
+        stage.until_gone(guest).await;
+    }
 }
 
 async fn restored_while_started(stage: Stage) {

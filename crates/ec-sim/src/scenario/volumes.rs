@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_hypervisor::Operation;
-use ec_model::{CopyOf, InstanceId, State, Workload};
+use ec_model::{CopyOf, Instance, InstanceId, State, Workload, decode};
 use ec_plan::verbs::Verb;
 use reqwest::Method;
 
@@ -15,6 +15,11 @@ pub(super) const ALL: &[Scenario] = &[
         "volume",
         "a volume is made, given to a guest, extended under it, outlives it, is copied, given to the next one and taken from it, and deleted",
         |stage| Box::pin(one_life(stage)),
+    ),
+    Scenario::new(
+        "volume-whose-node-is-away",
+        "a volume is locked, unlocked and deleted while its agent is away, which reads more than the first format of requests: all of it is written, and done when it is back",
+        |stage| Box::pin(node_away(stage)),
     ),
     Scenario::new(
         "volume-attached-with-kills",
@@ -364,6 +369,26 @@ async fn one_life(stage: Stage) {
     stage.demand(stage.user(1).deletes(volume).await.is_ok(), "it is deleted").await;
     stage.until_gone(volume).await;
     stage.stays(copy, 60, "there", there).await;
+}
+
+async fn node_away(stage: Stage) {
+    let volume = made(&stage, Order { name: Some("data"), ..Order::SMALL }).await;
+    stage.kill(1);
+    stage.pass(30).await;
+    for (verb, is_locked) in [(Verb::Lock("kept".into()), true), (Verb::Unlock, false)] {
+        stage.user(1).asks(volume, &verb).await;
+        let record = stage.get(&stage.world.keys.instance(volume));
+        let record = record.and_then(|value| decode::<Instance>(&value).ok());
+        let is_written = record.is_some_and(|record| record.locked.is_some() == is_locked);
+        stage.demand(is_written, "it is written").await;
+    }
+    let user = stage.user(1);
+    let (deleted, ()) = tokio::join!(user.deletes(volume), async {
+        stage.pass(20).await;
+        stage.start(1);
+    });
+    stage.demand(deleted.is_ok(), "it is deleted").await;
+    stage.until_gone(volume).await;
 }
 
 async fn attached_with_kills(stage: Stage) {
