@@ -9,6 +9,7 @@ use std::{
 use ec_model::{InstanceId, RequestId, Workload};
 use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::StreamExt;
+use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
@@ -18,29 +19,35 @@ use crate::{
     lookup::CONCURRENCY,
 };
 
+/// What takes so long to be unavailable does not answer. That a record of one cannot be read is told at once.
+const AWAY: Duration = Duration::from_secs(4);
+
 /// What was done about many, each for itself: one that cannot be done, say for want of a record that can be read, keeps nobody
-/// from the others; but where etcd or placement does not answer, the others are left to the next look.
+/// from the others; but where etcd or placement does not answer for seconds, the others are left to the next look.
 #[derive(Debug)]
 pub struct Tended<T> {
     /// What was done.
     pub done: Vec<T>,
     /// What failed first.
     pub failed: Option<CloudError>,
+    /// When the last one came to its end.
+    since: Instant,
     /// Whether etcd or placement did not answer: each of the others would wait for that as long.
     is_away: bool,
 }
 
 impl<T> Tended<T> {
     pub(crate) fn new() -> Self {
-        Self { done: Vec::new(), failed: None, is_away: false }
+        Self { done: Vec::new(), failed: None, since: Instant::now(), is_away: false }
     }
 
     /// Notes what came of one; nothing where there was nothing to do. Whether there is use in going on.
     pub(crate) fn note(&mut self, outcome: CloudResult<Option<T>>) -> bool {
+        let took = std::mem::replace(&mut self.since, Instant::now()).elapsed();
         match outcome {
             Ok(done) => self.done.extend(done),
             Err(error) => {
-                self.is_away |= error.kind() == Kind::Unreachable;
+                self.is_away |= error.kind() == Kind::Unreachable && took >= AWAY;
                 self.failed = self.failed.take().or(Some(error));
             }
         }

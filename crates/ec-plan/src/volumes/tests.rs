@@ -167,7 +167,10 @@ fn a_volume_is_given_within_its_project() {
     let of = |project: &'static str| move |one: &mut One| one.record.project = project.to_owned();
     let machine = One::machine(State::Active).with(of("p"));
     assert!(attached(&One::volume().with(of("p")), &machine, None).is_ok());
-    refused(attached(&One::volume().with(of("q")), &machine, None), "of project `q`, and the instance of `p`");
+    refused(
+        attached(&One::volume().with(of("q")), &machine, None),
+        "of project `q`, and the instance of `p`",
+    );
 }
 
 #[test]

@@ -142,9 +142,15 @@ async fn restored_after_its_end(stage: Stage) {
             true => stage.until_well(guest).await,
             false => stage.stays(guest, 120, "stopped", |is| is.is(State::Stopped) && !is.runs()).await,
         }
-        stage.demand(starts() == before + u64::from(runs), "it is started when all is restored, or not").await;
+        stage
+            .demand(starts() == before + u64::from(runs), "it is started when all is restored, or not")
+            .await;
         stage.destroyed(guest).await;
         stage.until_gone(guest).await;
+        for disk in [copy, volume] {
+            stage.demand(stage.user(1).deletes(disk).await.is_ok(), "it is deleted").await;
+            stage.until_gone(disk).await;
+        }
     }
 }
 
