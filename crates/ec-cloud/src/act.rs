@@ -294,16 +294,20 @@ pub(crate) async fn let_in(
     let key = cloud.keys.node(node);
     let pair = cloud.store.get(&key).await?.0;
     let revision = pair.as_ref().map_or(0, |pair| pair.mod_revision);
-    let record = pair.and_then(|pair| decode::<Node>(&pair.value).ok());
-    if let Some(record) = record.filter(|record| record.revoked && !anyway) {
-        return Err(CloudError::Refused(format!(
-            "cannot {verb} {}: its node {} ({node}) was revoked, and nothing is written for it any more; `eschedule {}` ends it, `eschedule node add --uuid` lets the node in again",
-            known.instance,
-            record.name,
-            if kind_of(known) == Some(Workload::Volume) { "volume delete" } else { "destroy" }
-        )));
-    }
-    Ok(txn.when(Compare::Unchanged(key, revision)))
+    let (instance, record) = (known.instance, pair.map(|pair| decode::<Node>(&pair.value)));
+    let ends = if kind_of(known) == Some(Workload::Volume) { "volume delete" } else { "destroy" };
+    let why = match record.filter(|_| !anyway) {
+        Some(Ok(record)) if record.revoked => format!(
+            "cannot {verb} {instance}: its node {} ({node}) was revoked, and nothing is written for it any more; `eschedule {ends}` ends it, `eschedule node add --uuid` lets the node in again",
+            record.name
+        ),
+        // The node may have damaged it itself, against a mark.
+        Some(Err(error)) => format!(
+            "cannot {verb} {instance}: the record of its node {node} cannot be read, so that it may have been revoked ({error}); start the node's agent, or `eschedule {ends}` ends it"
+        ),
+        Some(Ok(_)) | None => return Ok(txn.when(Compare::Unchanged(key, revision))),
+    };
+    Err(CloudError::Refused(why))
 }
 
 /// A wish whose write nobody answered for.

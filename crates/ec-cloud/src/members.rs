@@ -6,8 +6,12 @@
 
 use std::sync::Arc;
 
-use ec_model::{Doc, Keyspace, Node, NodeId, Token, decode, encode, placement_tokens, token_digest};
+use ec_model::{
+    Doc, Keyspace, Node, NodeId, RecordError, Token, decode, encode, placement_tokens, token_digest,
+};
 use ec_store::{Compare, Txn, Users};
+use jiff::Timestamp;
+use serde_json::Value;
 
 use crate::{CloudError, CloudResult, rights::Part};
 
@@ -71,22 +75,23 @@ impl Membership {
             .find_map(|known| known.token.provider.filter(|_| known.token.name.eq_ignore_ascii_case(name))))
     }
 
-    /// Lets a node in, with this token for placement; one that it had is good no more.
+    /// Lets a node in, with this token for placement; one that it had is good no more. Until all else is done it is, so that nothing
+    /// that breaks off here locks a node out.
     ///
     /// # Errors
-    /// [`CloudError::Busy`] where somebody else adds another node of this name at the same moment.
+    /// [`CloudError::Busy`] where somebody else adds another node of this name at the same moment; then this token lets nobody in.
     pub async fn add_node(&self, name: &str, node: NodeId, token: &str) -> CloudResult<()> {
-        self.replace_token(&Token { name: name.to_owned(), provider: Some(node) }, token).await?;
+        let before = self.give_token(&Token { name: name.to_owned(), provider: Some(node) }, token).await?;
         let nodes = self.nodes().await?;
         if nodes.iter().any(|(other, id)| other.eq_ignore_ascii_case(name) && *id != node) {
-            self.drop_tokens(node).await?;
+            self.drop_keys(vec![self.token_key(token)]).await?;
             return Err(CloudError::Busy(format!("somebody else adds a node `{name}` at this moment")));
         }
-        self.mark(node, false).await?;
+        self.mark(name, node, false).await?;
         let part = Part::Node(node);
         self.admit(&part.role(), part).await?;
         if self.nodes().await?.iter().any(|(_, id)| *id == node) {
-            return Ok(());
+            return self.drop_keys(before).await;
         }
         // Revoked meanwhile: rights of what nobody knows could not be taken away any more.
         self.store.drop_user(&part.role()).await?;
@@ -105,7 +110,7 @@ impl Membership {
         };
         // First its rights: until then it could write its sign of life again, and etcd asks nobody for rights to keep a lease alive.
         self.store.drop_user(&Part::Node(node).role()).await?;
-        self.mark(node, true).await?;
+        self.mark(name, node, true).await?;
         self.store.txn(Txn::new().delete(self.keys.alive(node)).delete(self.keys.agent(node))).await?;
         self.drop_tokens(node).await?;
         // Who added it once more at this moment finds no token of it; whoever comes after that makes a user anew.
@@ -113,19 +118,16 @@ impl Membership {
         Ok(node)
     }
 
-    /// Writes down whether a node is revoked, where it ever was there.
-    async fn mark(&self, node: NodeId, revoked: bool) -> CloudResult<()> {
+    /// Writes down whether a node is revoked.
+    async fn mark(&self, name: &str, node: NodeId, revoked: bool) -> CloudResult<()> {
         let key = self.keys.node(node);
         for _ in 0..TRIES {
-            let Some(pair) = self.store.get(&key).await?.0 else { return Ok(()) };
-            // What a later release wrote, or somebody damaged, stays as it is: the rights are what counts.
-            let Ok(mut doc) = Doc::<Node>::decode(&pair.value) else { return Ok(()) };
-            if doc.record.revoked == revoked {
-                return Ok(());
-            }
-            doc.record.revoked = revoked;
-            let txn = Txn::new().when(Compare::Unchanged(key.clone(), pair.mod_revision));
-            if self.store.txn(txn.put(key.clone(), doc.encode())).await?.succeeded {
+            let pair = self.store.get(&key).await?.0;
+            let there = pair.as_ref().map(|pair| pair.value.as_slice());
+            let Some(value) = marked(there, name, node, revoked) else { return Ok(()) };
+            let revision = pair.as_ref().map_or(0, |pair| pair.mod_revision);
+            let txn = Txn::new().when(Compare::Unchanged(key.clone(), revision));
+            if self.store.txn(txn.put(key.clone(), value)).await?.succeeded {
                 return Ok(());
             }
         }
@@ -141,6 +143,8 @@ impl Membership {
         let mut nodes: Vec<_> =
             tokens.filter_map(|known| Some((known.token.name, known.token.provider?))).collect();
         nodes.sort();
+        // Of one that is being given another token both are there.
+        nodes.dedup();
         Ok(nodes)
     }
 
@@ -150,30 +154,46 @@ impl Membership {
         Ok(self.store.ensure_user(user, &role).await?)
     }
 
-    /// Writes a token in place of those that its owner had: a node by its uuid, however it was called then.
+    /// Writes a token in place of those that its owner had.
     async fn replace_token(&self, owner: &Token, token: &str) -> CloudResult<()> {
-        let key = format!("{}{}", placement_tokens(&self.keys.placement()), token_digest(token));
-        let mut txn = Txn::new();
+        let before = self.give_token(owner, token).await?;
+        self.drop_keys(before).await
+    }
+
+    /// Writes a token beside those that its owner has: a node by its uuid, however it was called then. Answers their keys.
+    async fn give_token(&self, owner: &Token, token: &str) -> CloudResult<Vec<String>> {
+        let key = self.token_key(token);
+        let (mut before, mut txn) = (Vec::new(), Txn::new());
         for known in self.tokens().await? {
             let is_its = match owner.provider {
                 Some(_) => known.token.provider == owner.provider,
                 None => known.token == *owner,
             };
             if is_its && known.key != key {
-                txn = txn.when(Compare::Unchanged(known.key.clone(), known.revision)).delete(known.key);
+                txn = txn.when(Compare::Unchanged(known.key.clone(), known.revision));
+                before.push(known.key);
             }
         }
         if self.store.txn(txn.put(key, encode(owner))).await?.succeeded {
-            return Ok(());
+            return Ok(before);
         }
         Err(CloudError::Busy(format!("somebody else gives {} a token at this moment; try again", owner.name)))
     }
 
     async fn drop_tokens(&self, node: NodeId) -> CloudResult<()> {
-        for known in self.tokens().await?.into_iter().filter(|known| known.token.provider == Some(node)) {
-            self.store.txn(Txn::new().delete(known.key)).await?;
+        let its = self.tokens().await?.into_iter().filter(|known| known.token.provider == Some(node));
+        self.drop_keys(its.map(|known| known.key).collect()).await
+    }
+
+    async fn drop_keys(&self, keys: Vec<String>) -> CloudResult<()> {
+        for key in keys {
+            self.store.txn(Txn::new().delete(key)).await?;
         }
         Ok(())
+    }
+
+    fn token_key(&self, token: &str) -> String {
+        format!("{}{}", placement_tokens(&self.keys.placement()), token_digest(token))
     }
 
     async fn tokens(&self) -> CloudResult<Vec<Known>> {
@@ -184,5 +204,143 @@ impl Membership {
             Some(Known { key: pair.key, revision: pair.mod_revision, token })
         });
         Ok(readable.collect())
+    }
+}
+
+/// A node's record with the mark, or without it; nothing where it is so already.
+///
+/// The node itself may write it, and whoever took it over may have deleted or damaged it, so that no mark would be there: then it is
+/// made anew. Of what a later release wrote all else stays.
+fn marked(there: Option<&[u8]>, name: &str, node: NodeId, revoked: bool) -> Option<Vec<u8>> {
+    // When it came first, nobody knows any more.
+    let anew = || {
+        let (name, created_at) = (name.to_owned(), Timestamp::UNIX_EPOCH);
+        encode(&Node { node, name, created_at, troubles: Vec::new(), revoked })
+    };
+    // Its agent makes it where there is none.
+    let Some(there) = there else { return revoked.then(anew) };
+    match Doc::<Node>::decode(there) {
+        Ok(doc) if doc.record.revoked == revoked => None,
+        Ok(mut doc) => {
+            doc.record.revoked = revoked;
+            Some(doc.encode())
+        }
+        Err(RecordError::TooNew { .. }) => {
+            let mut raw: Value = serde_json::from_slice(there).ok()?;
+            let before = raw.get("revoked").cloned().unwrap_or(Value::Bool(false));
+            *raw.as_object_mut()?.entry("revoked").or_insert(Value::Null) = Value::Bool(revoked);
+            (before != Value::Bool(revoked)).then(|| raw.to_string().into_bytes())
+        }
+        Err(_) => Some(anew()),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    use async_trait::async_trait;
+    use ec_store::{Grant, Layer, MemoryStore, Store, StoreError, StoreResult};
+
+    use super::*;
+
+    /// An etcd in which users cannot be made for a while.
+    #[derive(Default)]
+    struct Etcd {
+        memory: MemoryStore,
+        ails: AtomicBool,
+    }
+
+    impl Layer for Etcd {
+        fn inner(&self) -> &dyn Store {
+            &self.memory
+        }
+    }
+
+    #[async_trait]
+    impl Users for Etcd {
+        async fn ensure_role(&self, _: &str, _: &[Grant]) -> StoreResult<()> {
+            match self.ails.load(Ordering::Relaxed) {
+                true => Err(StoreError::Unreachable { endpoints: "memory".into(), detail: "as told".into() }),
+                false => Ok(()),
+            }
+        }
+
+        async fn ensure_user(&self, _: &str, _: &str) -> StoreResult<()> {
+            Ok(())
+        }
+
+        async fn drop_user(&self, _: &str) -> StoreResult<()> {
+            Ok(())
+        }
+
+        async fn enable_auth(&self) -> StoreResult<()> {
+            Ok(())
+        }
+    }
+
+    fn node(number: u128) -> NodeId {
+        NodeId::new(uuid::Uuid::from_u128(number))
+    }
+
+    fn members() -> (Arc<Etcd>, Membership) {
+        let etcd = Arc::new(Etcd::default());
+        (etcd.clone(), Membership::new(etcd, Keyspace::default()))
+    }
+
+    #[tokio::test]
+    async fn new_credentials_that_break_off_leave_the_old_ones_good() {
+        let (etcd, members) = members();
+        let has = async |token: &str| {
+            let key = members.token_key(token);
+            members.store.get(&key).await.unwrap().0.is_some()
+        };
+        members.add_node("host1", node(1), "old").await.unwrap();
+        etcd.ails.store(true, Ordering::Relaxed);
+        members.add_node("host1", node(1), "lost").await.unwrap_err();
+        assert!(has("old").await);
+        assert_eq!(members.nodes().await.unwrap(), [("host1".to_owned(), node(1))]);
+        etcd.ails.store(false, Ordering::Relaxed);
+        // Nor does one of another name take them away.
+        members.add_node("host2", node(2), "its").await.unwrap();
+        let busy = members.add_node("host2", node(1), "other").await.unwrap_err();
+        assert!(matches!(busy, CloudError::Busy(_)) && has("old").await && !has("other").await, "{busy}");
+
+        members.add_node("host1", node(1), "new").await.unwrap();
+        assert!(has("new").await && !has("old").await && !has("lost").await);
+        members.revoke_node("HOST1").await.unwrap();
+        assert!(!has("new").await && has("its").await);
+    }
+
+    #[tokio::test]
+    async fn a_node_that_took_its_record_away_is_marked_all_the_same() {
+        let (_, members) = members();
+        let key = members.keys.node(node(1));
+        let put = async |value: &[u8]| {
+            members.store.txn(Txn::new().put(key.clone(), value)).await.unwrap();
+        };
+        let value = async || members.store.get(&key).await.unwrap().0.map(|pair| pair.value);
+        let said = async || decode::<Node>(&value().await.unwrap()).unwrap().revoked;
+
+        members.add_node("host1", node(1), "token").await.unwrap();
+        assert_eq!(value().await, None, "its agent makes it");
+        members.revoke_node("host1").await.unwrap();
+        assert!(said().await);
+        members.add_node("host1", node(1), "token").await.unwrap();
+        assert!(!said().await);
+        put(b"{").await;
+        members.revoke_node("host1").await.unwrap();
+        assert!(said().await);
+        put(b"none").await;
+        members.add_node("host1", node(1), "token").await.unwrap();
+        assert!(!said().await);
+
+        // Of a later release.
+        put(br#"{"version":9,"new":[1]}"#).await;
+        let raw = async || serde_json::from_slice::<Value>(&value().await.unwrap()).unwrap();
+        for revoked in [true, false] {
+            members.mark("host1", node(1), revoked).await.unwrap();
+            assert_eq!(raw().await, serde_json::json!({"version": 9, "new": [1], "revoked": revoked}));
+        }
     }
 }

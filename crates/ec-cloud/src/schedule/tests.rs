@@ -465,9 +465,39 @@ async fn for_a_node_that_was_revoked_nothing_is_written_that_was_not_there() {
         assert!(refused.to_string().contains("n0 (00000000") && refused.to_string().contains("revoked"));
     }
     assert_eq!(request(), before);
+    // Nor where the node damaged what says so.
+    memory.txn(Txn::new().put(keys.node(node(0)), "{")).await.unwrap();
+    let refused = act(&cloud, made.instance, &rename("last")).await.unwrap_err();
+    assert!(refused.to_string().contains("cannot be read"), "{refused}");
+    put("n0", true).await;
     let doomed = destroy(&cloud, made.instance).await.unwrap();
     assert!(matches!(doomed, Doomed::By { alive: false, .. }));
     assert!(matches!(world.schedule(QUERY, None).await, Ok(Err(_))), "nothing is placed there");
+}
+
+#[tokio::test(start_paused = true)]
+async fn damaged_user_data_of_one_is_told_and_hides_nothing_else_of_a_stack() {
+    use crate::{STACK, standing};
+
+    let world = World::new(2, 0, &[]).await;
+    let sealed =
+        ec_store::Sealed::new(Arc::new(world.etcd.clone()), None, vec![world.keys.every_user_data()]);
+    let cloud = Cloud { store: Arc::new(sealed.unwrap()), ..world.cloud() };
+    let query = ResourceQuery::parse(QUERY).unwrap();
+    let mut made = Vec::new();
+    for name in ["web", "db"] {
+        let guest = Guest { labels: [(STACK.to_owned(), "shop".to_owned())].into(), ..guest(Some(name)) };
+        let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+        made.push(schedule(&cloud, &wanted, &world.stop).await.unwrap().ok().unwrap());
+    }
+    let key = world.keys.user_data(made[0].node, made[0].instance);
+    world.etcd.memory.txn(Txn::new().put(key, &b"\0sealed1damaged"[..])).await.unwrap();
+    let (instances, _) = standing(&cloud, "shop").await.unwrap();
+    assert_eq!(instances.len(), 2);
+    for one in instances {
+        let ails = one.ails.as_ref().is_some_and(|why| why.contains("cannot be opened"));
+        assert_eq!(ails, one.record.instance == made[0].instance, "{one:?}");
+    }
 }
 
 mod copies;
