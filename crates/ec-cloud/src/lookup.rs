@@ -12,7 +12,7 @@ use ec_plan::{
     verbs::shown,
     volumes::{Sides, made_of},
 };
-use ec_store::{KeyValue, Revision, StoreResult};
+use ec_store::{KeyValue, Revision, StoreError, StoreResult};
 use futures::{StreamExt, TryStreamExt};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -856,11 +856,17 @@ pub async fn standing(cloud: &Cloud, stack: &str) -> CloudResult<(Vec<Standing>,
 async fn standing_on(cloud: &Cloud, record: Instance, node: NodeId) -> CloudResult<Standing> {
     let known = look(cloud, record.instance, node, Some(record.clone())).await?;
     let user_data = match record.spec.user_data_bytes {
-        Some(_) => cloud.store.get(&cloud.keys.user_data(node, record.instance)).await?.0,
-        None => None,
+        Some(_) => match cloud.store.get(&cloud.keys.user_data(node, record.instance)).await {
+            // It is sealed, and damaged or of a key that is not here: that of one node is no trouble of the others' instances.
+            Err(StoreError::Invalid(why)) => Err(why),
+            told => Ok(told?.0),
+        },
+        None => Ok(None),
     };
-    let user_data = user_data.map(|pair| Blob(pair.value));
-    if let (Some(why), _) | (None, Some(why)) = (known.request.unreadable(), known.status.unreadable()) {
+    let closed = user_data.as_ref().err().cloned();
+    let user_data = user_data.ok().flatten().map(|pair| Blob(pair.value));
+    let unreadable = known.request.unreadable().or(known.status.unreadable());
+    if let Some(why) = unreadable.map(ToString::to_string).or(closed) {
         let ails = Some(format!("not all of it can be read: {why}"));
         return Ok(Standing { user_data, ails, ..Standing::of_record(record) });
     }
