@@ -41,7 +41,8 @@ placement)
   ;;
 *) usage "\`${1:-}\` is not known" ;;
 esac
-read -r password || usage "no password came"
+# One without a newline behind it is one, too.
+IFS= read -r password || [ -n "$password" ] || usage "no password came"
 [ -n "$password" ] || usage "the password is empty"
 
 etcdctl role get "$role" >/dev/null 2>&1 || etcdctl role add "$role" >/dev/null

@@ -17,8 +17,8 @@ use ec_store::Grant;
 /// Knows nobody yet, takes everything, and writes down what it was told.
 const ETCDCTL: &str = "#!/bin/sh\necho \"$@\" >>\"$0.log\"\n[ \"$2\" != get ]\n";
 
-/// The rights that the script gives for these words.
-fn given(arguments: &[&str], role: &str) -> Result<BTreeSet<Grant>, Box<dyn Error>> {
+/// The rights that the script gives for these words, where it is given this password.
+fn given(arguments: &[&str], role: &str, password: &[u8]) -> Result<BTreeSet<Grant>, Box<dyn Error>> {
     let directory = tempfile::tempdir()?;
     let etcdctl = directory.path().join("etcdctl");
     fs::write(&etcdctl, ETCDCTL)?;
@@ -31,7 +31,7 @@ fn given(arguments: &[&str], role: &str) -> Result<BTreeSet<Grant>, Box<dyn Erro
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .spawn()?;
-    script.stdin.take().ok_or("no input")?.write_all(b"secret\n")?;
+    script.stdin.take().ok_or("no input")?.write_all(password)?;
     assert!(script.wait()?.success(), "{arguments:?}");
     let told = fs::read_to_string(directory.path().join("etcdctl.log"))?;
     assert!(!told.contains("secret"), "{told}");
@@ -55,13 +55,13 @@ fn the_script_gives_each_part_the_rights_that_the_programs_give_it() -> Result<(
     let node = NodeId::new(uuid::Uuid::from_u128(7));
     let name = node.to_string();
     let keys = Keyspace::new("/cloud");
-    for (part, arguments) in [
-        (Part::Node(node), &["node", &name][..]),
-        (Part::Control, &["control"]),
-        (Part::Placement, &["placement"]),
+    for (part, arguments, password) in [
+        (Part::Node(node), &["node", &name][..], &b"secret\n"[..]),
+        (Part::Control, &["control"], b"secret"),
+        (Part::Placement, &["placement"], b"secret\n"),
     ] {
         let wanted: BTreeSet<Grant> = part.rights(&keys, &keys.placement()).into_iter().collect();
-        assert_eq!(given(arguments, &part.role())?, wanted, "{arguments:?}");
+        assert_eq!(given(arguments, &part.role(), password)?, wanted, "{arguments:?}");
     }
     Ok(())
 }
