@@ -1,7 +1,7 @@
 //! Images over HTTP: asked for with a condition where the cache has something; where the connection fails,
 //! tried again from where it ended; cut off where nothing comes any more, or next to nothing. There is no
 //! limit on the whole time: a big image over a slow line takes what it takes. But while others wait for their turn,
-//! what comes slowly goes behind them, and goes on from where it was when its turn comes again.
+//! what comes slowly goes behind them, and goes on from where it was when its turn comes again, where its server lets it.
 //!
 //! No proxy is used, whatever the environment says: a proxy resolves names itself, and so would be a way
 //! around [`Addresses`].
@@ -40,7 +40,7 @@ const PATIENCE_WITH_COPY: Duration = Duration::from_secs(2);
 
 /// The least that must come, in bytes a second, over [`Origin::window`].
 const RATE_MIN: u64 = 1 << 10;
-/// The same while others wait.
+/// The same while others wait, of what can go on from where it was.
 const RATE_FAIR: u64 = 256 << 10;
 
 /// Downloads at once; each has a thread and a file.
@@ -260,7 +260,9 @@ impl Origin {
                     received += chunk.len() as u64;
                     self.downloaded.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     *reached = received;
-                    let least = if self.turns.are_wanted() { RATE_FAIR } else { RATE_MIN };
+                    // What begins anew each time would never come to its end while others wait.
+                    let yields = strong.is_some() && self.turns.are_wanted();
+                    let least = if yields { RATE_FAIR } else { RATE_MIN };
                     if let Some(bytes) = meter.crawls(asked.elapsed(), chunk.len(), least) {
                         let (url, window) = (wanted.label.clone(), self.window());
                         break Some(ImageError::Crawl { url, bytes, window });

@@ -6,6 +6,7 @@ use std::{
     fs::{self, Metadata},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use ec_model::input::is_sha256;
@@ -118,9 +119,11 @@ impl Index {
 
     /// Remembers what the URL gave. A crash loses the entry or keeps the one before.
     pub(crate) fn put(&self, url: &Url, entry: &Entry) -> Result<(), ImageError> {
+        // Each has a file of its own: two may fetch the same at once, by different digests.
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let path = self.path(url);
-        let name = path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        let tmp = self.tmp.join(format!("{}-{name}", std::process::id()));
+        let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+        let tmp = self.tmp.join(format!("{}-{number}.json", std::process::id()));
         // Numbers and strings only: serde_json cannot fail on it.
         fs::write(&tmp, serde_json::to_vec(entry).unwrap_or_default())
             .map_err(ImageError::cache("write", &tmp))?;
@@ -191,6 +194,22 @@ mod tests {
         index.prune(|entry| entry.digest.starts_with('3')).unwrap();
         assert_eq!(fs::read_dir(&index.directory).unwrap().count(), 1);
         assert!(index.get(&url(3)).is_some());
+    }
+
+    #[test]
+    fn who_fetch_the_same_at_once_do_not_take_each_others_entries_away() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        let index = Index::open(dir.path()).unwrap();
+        let url = Url::parse("http://host/same").unwrap();
+        let entry = Entry::new(url.to_string(), "a".repeat(64), 1, Validators::default());
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| (0..200).for_each(|_| index.put(&url, &entry).unwrap()));
+            }
+        });
+        assert_eq!(index.get(&url), Some(entry));
+        assert_eq!(fs::read_dir(&index.tmp).unwrap().count(), 0);
     }
 
     #[test]

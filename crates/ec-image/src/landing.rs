@@ -213,8 +213,14 @@ impl Landing {
         };
         let landed = self.ground.shelf.place(disk.temporary, base)?;
         drop(disk.room);
-        self.ground.index.put(self.wanted.source.url(), &entry)?;
-        self.ground.index.prune(|entry| self.ground.shelf.has(&entry.digest, entry.size))?;
+        let index = &self.ground.index;
+        let remembered = index.put(self.wanted.source.url(), &entry);
+        // The image is there: without an entry it is fetched once more the next time, and that is all.
+        if let Err(error) =
+            remembered.and_then(|()| index.prune(|entry| self.ground.shelf.has(&entry.digest, entry.size)))
+        {
+            tracing::warn!(url = self.wanted.label, %error, "the image is in the cache, but its URL was not remembered");
+        }
         tracing::info!(
             url = self.wanted.label,
             digest = landed.base.digest,

@@ -256,9 +256,21 @@ async fn a_slow_server_that_keeps_sending_is_waited_for() {
 
 #[tokio::test]
 async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
+    let heads = slow_and_quick("ETag: \"same\"\r\n", SHORT).await;
+    assert!(heads.iter().skip(8).any(|head| head.contains("bytes=")), "{heads:?}");
+}
+
+#[tokio::test]
+async fn who_is_slow_and_would_begin_anew_is_waited_for_by_others() {
+    let heads = slow_and_quick("", 3 * SHORT).await;
+    assert_eq!(heads.len(), 8, "{heads:?}");
+}
+
+/// Eight come slowly, and one quickly that wants their turn. Answers how the slow ones were asked for.
+async fn slow_and_quick(validator: &'static str, stall: Duration) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     let patience = Duration::from_secs(60);
-    let cache = open_cache(CacheConfig { patience, ..config(dir.path(), 64 << 20, SHORT) }).await;
+    let cache = open_cache(CacheConfig { patience, ..config(dir.path(), 64 << 20, stall) }).await;
     // Some 160 KiB a second: nobody would mind, if nobody waited.
     let gate = Arc::new(Semaphore::new(0));
     let held = Arc::clone(&gate);
@@ -268,7 +280,7 @@ async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
         let from: usize = from.unwrap_or(0);
         let range = format!("Content-Range: bytes {from}-{}/{}\r\n", whole.len() - 1, whole.len());
         let (status, range) = if from > 0 { ("206 Partial Content", &*range) } else { ("200 OK", "") };
-        answer(status, &format!("ETag: \"same\"\r\n{range}"), &whole[from..])
+        answer(status, &format!("{validator}{range}"), &whole[from..])
             .chunks(16 << 10)
             .flat_map(|part| [Step::Send(part.to_vec()), Step::Wait(Arc::clone(&held))])
             .collect()
@@ -284,13 +296,23 @@ async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
     eventually("all are at it", || async { slow.hits() == 8 }).await;
     let quick = Server::start(|_, _| ok(&disk(2, 10))).await;
     fetch(&cache, &quick.image()).await.unwrap();
-    assert!(slow_ones.iter().any(|one| !one.is_finished()), "it did not wait for all of them");
+    if !validator.is_empty() {
+        assert!(slow_ones.iter().any(|one| !one.is_finished()), "it did not wait for all of them");
+    }
     for one in slow_ones {
         one.await.unwrap().unwrap();
     }
-    let heads = slow.heads.lock().unwrap();
-    assert!(heads.iter().skip(8).any(|head| head.contains("bytes=")), "{heads:?}");
     pulse.abort();
+    slow.heads.lock().unwrap().clone()
+}
+
+#[tokio::test]
+async fn an_image_whose_url_cannot_be_remembered_is_there_all_the_same() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    std::fs::remove_dir(dir.path().join("index")).unwrap();
+    let server = Server::start(|_, _| ok(&disk(1, 10))).await;
+    fetch(&cache, &server.image()).await.unwrap();
 }
 
 #[tokio::test]
