@@ -120,7 +120,8 @@ pub(crate) enum NodeCommand {
         /// The node's name: letters, digits, - and .
         #[arg(value_parser = host)]
         name: String,
-        /// By what others reach the host, for consoles and readings; may be given more than once [default: NAME]
+        /// By what others reach the host, for consoles and readings; may be given more than once [default: NAME, and with --again
+        /// what the last bundle had]
         #[arg(long = "host", value_name = "HOST", value_parser = host)]
         hosts: Vec<String>,
         /// The uuid of a node that is there already [default: a new one]
@@ -226,7 +227,15 @@ pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Fai
             output.print(&node, || vec![node.name.clone()], || line)
         }
         NodeCommand::List { place } => {
-            let nodes = Cluster::open(&place.directory).await?.membership.nodes().await?;
+            let cluster = Cluster::open(&place.directory).await?;
+            let nodes = cluster.membership.nodes().await?;
+            let revoked = cluster.files.revoked_users()?;
+            for (name, _) in nodes.iter().filter(|(_, node)| revoked.contains(&Part::Node(*node).role())) {
+                tell(&format!(
+                    "eschedule: node {name} is let in, though its certificates are revoked, as where etcd was put back: \
+                     `eschedule node revoke {name}` ends that, `eschedule node add {name} --again` gives it new ones"
+                ));
+            }
             let nodes: Vec<_> =
                 nodes.into_iter().map(|(name, node)| Added { name, node, bundle: None }).collect();
             output::members(output, &nodes)
@@ -240,6 +249,9 @@ pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Fai
 async fn init(directory: &Path, hosts: &[String], output: Output) -> Result<(), Failure> {
     let files = Directory::new(directory);
     let made = files.complete(hosts)?;
+    if let Some(unnamed) = files.unnamed(hosts) {
+        tell(&format!("eschedule: {unnamed}"));
+    }
     let membership = Cluster::open(directory).await?.membership;
     let tokens = [files.token("eschedule")?, files.token("econtroller")?];
     let secured = match membership.settle(&[("eschedule", &tokens[0]), ("econtroller", &tokens[1])]).await {
@@ -272,6 +284,12 @@ fn told(files: &Directory, done: &Initialised) -> String {
         lines.push(format!("next: {}", files.start_control()));
         lines.push("then, for each host: eschedule node add NAME".into());
         lines.extend(files.list_is_ignored().then(|| ignored(files)));
+        lines.extend((!files.seals()).then(|| {
+            format!(
+                "user-data lies in etcd as it is, since {} names no key that it is sealed with: docs/security.md says how it does",
+                files.schedule().display()
+            )
+        }));
     } else {
         lines.push(format!("next, start etcd: {}", files.start_etcd()));
         lines.push(format!("then again, for users and rights in it: {}", files.again()));
@@ -347,10 +365,13 @@ impl Cluster {
                 "{node} is node `{other}`: `node add {other} --again` gives it new credentials, or `node revoke {other}` first"
             )));
         }
+        let user = Part::Node(node).role();
+        if hosts.is_empty() && again {
+            hosts = self.files.hosts_given(&user)?;
+        }
         if hosts.is_empty() {
             hosts.push(name.clone());
         }
-        let user = Part::Node(node).role();
         if !again {
             // Nobody knows it, so what it had once is of a node that was revoked, perhaps by a call that was killed.
             self.files.revoke_given(&user)?;
@@ -375,7 +396,14 @@ impl Cluster {
         ec_pki::write(out, encode(&bundle), Access::Secret)
             .map_err(|error| Failure::failed(format!("failed to write {}: {error}", out.display())))?;
         if let Err(error) = self.membership.add_node(&name, node, &bundle.token).await {
-            if std::fs::remove_file(out).is_err() {
+            // Its old token is the last that goes, and may be gone by now.
+            if again && !matches!(error, CloudError::Busy(_)) {
+                tell(&format!(
+                    "eschedule: {} is kept, which may be all that lets the node in now: say the same with another --out, and use \
+                     what that makes; where it cannot be made, use this",
+                    out.display()
+                ));
+            } else if std::fs::remove_file(out).is_err() {
                 tell(&format!("eschedule: {} is of no use: delete it", out.display()));
             }
             return Err(error.into());
@@ -396,7 +424,7 @@ impl Cluster {
             return Err(error.into());
         }
         // Once more: it may have been given another at this moment.
-        let known = known.and_then(|known| Ok(known + revoke()?));
+        let known = known.and_then(|_| revoke());
         tell(STILL_OPEN);
         let listed = known.and_then(|known| self.files.list_revoked().map(|_| known));
         let known = listed.map_err(|failure| {

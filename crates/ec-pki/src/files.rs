@@ -4,7 +4,7 @@ use std::{
     fs::{self, File, Permissions},
     io::{self, Write},
     os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Who may read a file.
@@ -23,29 +23,60 @@ pub enum Access {
 /// # Errors
 /// Why it cannot be written.
 pub fn write(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Result<()> {
+    put_down(path, content.as_ref(), access)?;
+    fs::rename(half(path), path)?;
+    File::open(directory(path))?.sync_all()
+}
+
+/// The same of a key and its certificate, which are of use together only: what breaks off before both are written whole leaves those
+/// that were there.
+///
+/// # Errors
+/// Why they cannot be written, and which.
+pub fn write_pair(pair: [(&Path, &str, Access); 2]) -> Result<(), (PathBuf, io::Error)> {
+    let of = |path: &Path| {
+        let path = path.to_owned();
+        move |error| (path, error)
+    };
+    for (path, content, access) in pair {
+        put_down(path, content.as_bytes(), access).map_err(of(path))?;
+    }
+    for (path, ..) in pair {
+        fs::rename(half(path), path).map_err(of(path))?;
+    }
+    for (path, ..) in pair {
+        File::open(directory(path)).and_then(|directory| directory.sync_all()).map_err(of(path))?;
+    }
+    Ok(())
+}
+
+/// What a file is called until it is whole.
+fn half(path: &Path) -> PathBuf {
+    let mut half = path.as_os_str().to_owned();
+    half.push(".new");
+    PathBuf::from(half)
+}
+
+fn put_down(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
     let mode = match access {
         Access::Secret => 0o600,
         Access::Group(_) => 0o640,
         Access::Public => 0o644,
     };
-    let mut half = path.as_os_str().to_owned();
-    half.push(".new");
-    let half = Path::new(&half);
+    let half = half(path);
     // Of a try that was killed, perhaps with another mode.
-    match fs::remove_file(half) {
+    match fs::remove_file(&half) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
     }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(half)?;
+    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&half)?;
     if let Access::Group(group) = access {
         fchown(&file, None, Some(group))?;
     }
     // Whatever the umask is.
     file.set_permissions(Permissions::from_mode(mode))?;
-    file.write_all(content.as_ref())?;
-    file.sync_all()?;
-    fs::rename(half, path)?;
-    File::open(directory(path))?.sync_all()
+    file.write_all(content)?;
+    file.sync_all()
 }
 
 /// Where a file lies: the parent of a bare name is empty.
@@ -72,6 +103,25 @@ mod tests {
         let group = fs::metadata(&path).unwrap().gid();
         write(&path, "shared", Access::Group(group)).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+    }
+
+    #[test]
+    fn of_a_pair_both_are_written_or_none() {
+        let directory = tempfile::tempdir().unwrap();
+        let [key, certificate] = ["a.key", "a.pem"].map(|name| directory.path().join(name));
+        let put = |text: &str, certificate: &Path| {
+            write_pair([(&key, text, Access::Secret), (certificate, text, Access::Public)])
+        };
+        put("old", &certificate).unwrap();
+        let (missing, _) = put("new", &directory.path().join("missing/a.pem")).unwrap_err();
+        assert!(missing.ends_with("missing/a.pem"), "{missing:?}");
+        assert_eq!(fs::read_to_string(&key).unwrap(), "old");
+        put("new", &certificate).unwrap();
+        for (file, mode) in [(&key, 0o600), (&certificate, 0o644)] {
+            assert_eq!(fs::read_to_string(file).unwrap(), "new");
+            assert_eq!(fs::metadata(file).unwrap().permissions().mode() & 0o777, mode);
+        }
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 2);
     }
 
     #[test]

@@ -13,4 +13,4 @@ mod files;
 pub use authority::{Authority, Issued, PkiError};
 pub use bundle::{Bundle, new_token};
 pub use certificate::{Certificate, common_names, endings, revoked_serials, write_ends};
-pub use files::{Access, write};
+pub use files::{Access, write, write_pair};

@@ -18,6 +18,7 @@ use std::{
     collections::BTreeSet,
     fs::{self, File},
     io,
+    net::IpAddr,
     path::{Path, PathBuf},
 };
 
@@ -25,7 +26,7 @@ use ec_cloud::ROOT;
 use ec_pki::{
     Access, Authority, Certificate,
     config::{self, Found, quoted_path, served, trust},
-    new_token, revoked_serials, write,
+    new_token, revoked_serials, write, write_pair,
 };
 use ec_runtime::exit::Failure;
 use nix::unistd::{Group, Uid};
@@ -92,6 +93,14 @@ fn certificates(directory: &Path) -> Result<Vec<(PathBuf, Certificate)>, Failure
         }
     }
     Ok(found)
+}
+
+/// Whether both are the same name, or the same address however it is written.
+fn same_host(one: &str, other: &str) -> bool {
+    match (one.parse::<IpAddr>(), other.parse::<IpAddr>()) {
+        (Ok(one), Ok(other)) => one == other,
+        _ => one.eq_ignore_ascii_case(other),
+    }
 }
 
 fn failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
@@ -176,10 +185,67 @@ impl Directory {
         if self.authority().exists() {
             return Ok(());
         }
+        self.refuse_lost()?;
         Err(Failure::usage(format!(
             "there is no cluster in {}: say `eschedule cluster init HOST`, or --directory for where it is",
             self.0.display()
         )))
+    }
+
+    /// Refuses where a cluster was made and its authority is missing: nobody who belongs to it would believe another.
+    fn refuse_lost(&self) -> Result<(), Failure> {
+        let (authority, members) = (self.authority(), MEMBERS.map(|(name, _)| self.pair(name).0));
+        let mut traces = [GIVEN, ISSUED].map(|name| self.file(name)).into_iter().chain(members);
+        if authority.exists() || !traces.any(|path| path.exists()) {
+            return Ok(());
+        }
+        Err(Failure::failed(format!(
+            "{} is missing: copy it back from any node's {DIRECTORY}, and say this again",
+            authority.display()
+        )))
+    }
+
+    /// Whether the command line's configuration names a key that user-data is sealed with.
+    pub(super) fn seals(&self) -> bool {
+        let names = |line: &str| !line.trim_start().starts_with('#') && line.contains("user_data_key:");
+        fs::read_to_string(self.schedule()).is_ok_and(|text| text.lines().any(names))
+    }
+
+    /// Refuses where the key that user-data was sealed with is missing: with another in its place, nodes could not open what is sealed
+    /// from now on, nor anybody here what was sealed before.
+    fn refuse_lost_key(&self) -> Result<(), Failure> {
+        let key = self.file(USER_DATA_KEY);
+        if key.exists() || !self.seals() || certificates(&self.file(GIVEN))?.is_empty() {
+            return Ok(());
+        }
+        Err(Failure::failed(format!(
+            "{} is missing: copy it back from a node's {DIRECTORY}, and say this again",
+            key.display()
+        )))
+    }
+
+    /// Which of these names and addresses the certificates of those who serve here are not for, and what is to be done.
+    pub(super) fn unnamed(&self, hosts: &[String]) -> Option<String> {
+        let (mut missing, mut pairs) = (BTreeSet::new(), BTreeSet::new());
+        for (name, _) in MEMBERS.into_iter().filter(|(_, serves)| *serves) {
+            let (path, _) = self.pair(name);
+            // One that is somebody's own may be of another kind.
+            let Ok(Certificate { hosts: known, .. }) = Certificate::read(&path) else { continue };
+            for host in hosts.iter().filter(|host| !known.iter().any(|known| same_host(known, host))) {
+                missing.insert(host.clone());
+                pairs.insert(path.display().to_string());
+            }
+        }
+        let list = |set: BTreeSet<String>, between| set.into_iter().collect::<Vec<_>>().join(between);
+        (!missing.is_empty()).then(|| {
+            format!(
+                "certificates of this host are not for {}: move them away (mv {} /root/), name all names of this host to `{}`, \
+                 and start etcd and eplacement anew",
+                list(missing, ", "),
+                list(pairs, " "),
+                self.again()
+            )
+        })
     }
 
     /// Makes what is missing; answers what was made.
@@ -187,6 +253,7 @@ impl Directory {
         let mut made = Vec::new();
         let begins = !self.authority().exists();
         if begins {
+            self.refuse_lost()?;
             if hosts.is_empty() {
                 return Err(Failure::usage(format!(
                     "there is no cluster in {} yet: name this host as others reach it, for example `eschedule \
@@ -231,6 +298,7 @@ impl Directory {
             // Only here: its key may be kept elsewhere.
             made.extend(self.issue(&self.read_authority()?, name, hosts)?);
         }
+        self.refuse_lost_key()?;
         for name in ["eschedule.token", "econtroller.token", USER_DATA_KEY] {
             if !self.file(name).exists() {
                 self.write(name, format!("{}\n", new_token()))?;
@@ -278,18 +346,33 @@ impl Directory {
         self.write(&format!("{GIVEN}/{name}-{}.pem", &new_token()[..16]), certificate)
     }
 
-    /// Puts the certificates that this user was given to those that are good no more; answers how many there were.
+    /// The names and addresses in the newest certificate that this user was given; none where none is known.
+    pub(super) fn hosts_given(&self, user: &str) -> Result<Vec<String>, Failure> {
+        let given = certificates(&self.file(GIVEN))?.into_iter().map(|(_, certificate)| certificate);
+        let newest = given.filter(|given| given.name == user).max_by_key(|given| given.ends);
+        Ok(newest.map(|newest| newest.hosts).unwrap_or_default())
+    }
+
+    /// The users of whom certificates are revoked, and none is known that is not.
+    pub(super) fn revoked_users(&self) -> Result<BTreeSet<String>, Failure> {
+        let users = |certificates: Vec<(PathBuf, Certificate)>| -> BTreeSet<String> {
+            certificates.into_iter().map(|(_, certificate)| certificate.name).collect()
+        };
+        let good = users(certificates(&self.file(GIVEN))?);
+        Ok(users(certificates(&self.revoked())?).difference(&good).cloned().collect())
+    }
+
+    /// Puts the certificates that this user was given to those that are good no more; answers how many of theirs lie there now, with
+    /// those of a call before.
     pub(super) fn revoke_given(&self, user: &str) -> Result<usize, Failure> {
         let (from, to) = (self.file(GIVEN), self.revoked());
-        let given = certificates(&from)?.into_iter().filter(|(_, certificate)| certificate.name == user);
-        let mut count = 0;
-        for (path, _) in given {
+        let is_its = |(_, certificate): &(PathBuf, Certificate)| certificate.name == user;
+        for (path, _) in certificates(&from)?.into_iter().filter(is_its) {
             fs::create_dir_all(&to).map_err(failed("make directory", &to))?;
             fs::rename(&path, to.join(path.file_name().unwrap_or_default()))
                 .map_err(failed("move", &path))?;
-            count += 1;
         }
-        Ok(count)
+        Ok(certificates(&to)?.into_iter().filter(is_its).count())
     }
 
     /// Writes the list of certificates that are good no more, where it lacks any; answers its name then. Whoever is on it stays.
@@ -339,8 +422,10 @@ impl Directory {
         let issued = authority.issue(name, hosts).map_err(wrong)?;
         let made = [format!("{name}.key"), format!("{name}.pem")];
         self.keep_issued(name)?;
-        self.write(&made[0], &issued.key)?;
-        self.write(&made[1], &issued.certificate)?;
+        let (certificate, key) = self.pair(name);
+        let access = Self::access_of(&made[0]);
+        write_pair([(&key, &issued.key, access), (&certificate, &issued.certificate, Access::Public)])
+            .map_err(|(path, error)| failed("write", &path)(error))?;
         self.keep_issued(name)?;
         Ok(made)
     }
@@ -383,16 +468,20 @@ impl Directory {
 
     fn write(&self, name: &str, content: impl AsRef<[u8]>) -> Result<(), Failure> {
         let path = self.file(name);
+        write(&path, content, Self::access_of(name)).map_err(failed("write", &path))
+    }
+
+    /// Who may read a file of this name.
+    fn access_of(name: &str) -> Access {
         let secret = name.ends_with(".key") || name.ends_with(".token");
         // Only root can give a file to a group that is not its own.
         let group = GROUPS.iter().find(|(file, _)| *file == name && Uid::effective().is_root());
         let group = group.and_then(|(_, group)| Group::from_name(group).ok().flatten());
-        let access = match (secret, group) {
+        match (secret, group) {
             (false, _) => Access::Public,
             (true, None) => Access::Secret,
             (true, Some(group)) => Access::Group(group.gid.as_raw()),
-        };
-        write(&path, content, access).map_err(failed("write", &path))
+        }
     }
 
     fn configurations(&self, host: &str) -> [(&'static str, String); 4] {
@@ -461,3 +550,86 @@ impl Directory {
 
 /// What our configuration files begin with.
 const MARK: &str = "# Made by `eschedule cluster init`; change it as you like.";
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn hosts(names: &[&str]) -> Vec<String> {
+        names.iter().map(|name| (*name).to_owned()).collect()
+    }
+
+    /// A directory with a cluster, which goes with its first part.
+    fn begun() -> (tempfile::TempDir, Directory) {
+        let place = tempfile::tempdir().unwrap();
+        let files = Directory::new(place.path());
+        files.complete(&hosts(&["10.0.0.1", "h1"])).unwrap();
+        (place, files)
+    }
+
+    /// Gives a node a certificate.
+    fn give(files: &Directory, user: &str, names: &[&str]) {
+        let issued = files.read_authority().unwrap().issue(user, &hosts(names)).unwrap();
+        files.keep_given("host1", &issued.certificate).unwrap();
+    }
+
+    #[test]
+    fn a_lost_authority_is_not_made_anew() {
+        let (_place, files) = begun();
+        let before = [files.file("ca.key"), files.etcd()].map(|path| fs::read(path).unwrap());
+        fs::remove_file(files.authority()).unwrap();
+        for told in [files.expect().err(), files.complete(&hosts(&["10.0.0.1"])).err()] {
+            let message = told.unwrap().message;
+            assert!(message.contains("ca.pem is missing: copy it back"), "{message}");
+        }
+        assert_eq!([files.file("ca.key"), files.etcd()].map(|path| fs::read(path).unwrap()), before);
+        // One that was killed before anybody had a certificate begins anew.
+        let place = tempfile::tempdir().unwrap();
+        let files = Directory::new(place.path());
+        files.write("ca.key", "half").unwrap();
+        files.complete(&hosts(&["10.0.0.1"])).unwrap();
+    }
+
+    #[test]
+    fn a_lost_key_of_user_data_is_made_anew_only_where_no_node_has_it() {
+        let (_place, files) = begun();
+        let key = files.file(USER_DATA_KEY);
+        assert!(files.seals());
+        fs::remove_file(&key).unwrap();
+        assert_eq!(files.complete(&[]).unwrap(), [USER_DATA_KEY]);
+        give(&files, "ecompute-1", &["h2"]);
+        fs::remove_file(&key).unwrap();
+        let message = files.complete(&[]).err().unwrap().message;
+        assert!(message.contains("user-data.key is missing: copy it back"), "{message}");
+        // Where nothing was sealed with it, nodes have none.
+        fs::write(files.schedule(), "etcd:\n  # user_data_key: x\n").unwrap();
+        assert!(!files.seals());
+        assert_eq!(files.complete(&[]).unwrap(), [USER_DATA_KEY]);
+    }
+
+    #[test]
+    fn names_that_certificates_are_not_for_are_told() {
+        let (_place, files) = begun();
+        assert_eq!(files.unnamed(&hosts(&["H1", "10.0.0.1", "0:0::1"])), None);
+        let told = files.unnamed(&hosts(&["h1", "control.example"])).unwrap();
+        assert!(told.contains("not for control.example: move them away (mv /"), "{told}");
+        assert!(told.contains("/etcd.pem") && told.contains("/eplacement.pem"), "{told}");
+    }
+
+    #[test]
+    fn what_a_node_was_given_tells_its_hosts_and_stays_known_when_it_is_revoked() {
+        let (_place, files) = begun();
+        assert_eq!(files.hosts_given("ecompute-1").ok().unwrap(), hosts(&[]));
+        give(&files, "ecompute-1", &["10.0.0.2", "h2"]);
+        give(&files, "ecompute-2", &["h3"]);
+        assert_eq!(files.hosts_given("ecompute-1").ok().unwrap(), hosts(&["10.0.0.2", "h2"]));
+        assert!(files.revoked_users().ok().unwrap().is_empty());
+        // Also where it is said again.
+        for _ in 0..2 {
+            assert_eq!(files.revoke_given("ecompute-1").ok().unwrap(), 1);
+        }
+        assert_eq!(files.revoked_users().ok().unwrap(), ["ecompute-1".to_owned()].into());
+        give(&files, "ecompute-1", &["h2"]);
+        assert!(files.revoked_users().ok().unwrap().is_empty());
+    }
+}
