@@ -211,7 +211,7 @@ pub(crate) async fn cluster(
             backup::backup(&place.directory, config, &file, output).await
         }
         ClusterCommand::Restore { file, data_dir, options, place } => {
-            backup::restore(&place.directory, &file, &data_dir, &options, output)
+            backup::restore(&place.directory, &file, &data_dir, &options, output).await
         }
     }
 }

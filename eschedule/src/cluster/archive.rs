@@ -148,12 +148,16 @@ impl Writing {
         if path.exists() {
             return Err(taken(path));
         }
+        sweep(path);
         // Nobody else's: another backup to the same file may be under way.
         let mut half = path.as_os_str().to_owned();
         half.push(format!(".{}.part", Uuid::new_v4().simple()));
         let half = PathBuf::from(half);
         let file = File::options().write(true).create_new(true).mode(0o600).open(&half);
-        let mut file = BufWriter::new(file.map_err(failed("create", &half))?);
+        let file = file.map_err(failed("create", &half))?;
+        // As long as this lives. Where a file system knows no locks, nobody finds it to be nobody's either.
+        file.lock().ok();
+        let mut file = BufWriter::new(file);
         // The header goes there when its length is known.
         file.write_all(&[0; BLOCK]).map_err(failed("write", &half))?;
         Ok(Self { path: path.to_owned(), half, file, proof: Proof::default(), kept: false })
@@ -217,6 +221,22 @@ impl Drop for Writing {
     fn drop(&mut self) {
         if !self.kept {
             fs::remove_file(&self.half).ok();
+        }
+    }
+}
+
+/// Removes what backups to this file have left that were killed: it is as secret, and as large, as they are.
+fn sweep(path: &Path) {
+    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
+    let directory = path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    for half in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let found = half.file_name();
+        let id = found.to_str().and_then(|found| {
+            found.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(".part")?.parse::<Uuid>().ok()
+        });
+        // Who writes it holds it.
+        if id.is_some() && File::open(half.path()).is_ok_and(|file| file.try_lock().is_ok()) {
+            fs::remove_file(half.path()).ok();
         }
     }
 }
@@ -406,6 +426,21 @@ mod tests {
         assert_eq!(second.end(manifest(), None).err().unwrap().code, ec_runtime::exit::USAGE);
         assert_eq!(read(&path, io::sink()).unwrap(), kept);
         assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn what_a_killed_one_left_is_removed_and_nothing_else() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("b.tar");
+        let left = directory.path().join(format!("b.tar.{}.part", Uuid::new_v4().simple()));
+        let others = ["b.tar.old.part", "a.tar.part"].map(|name| directory.path().join(name));
+        for file in others.iter().chain([&left]) {
+            fs::write(file, "half").unwrap();
+        }
+        let under_way = Writing::begin(&path).unwrap();
+        assert!(!left.exists());
+        let second = Writing::begin(&path).unwrap();
+        assert!(under_way.half.exists() && second.half.exists() && others.iter().all(|file| file.exists()));
     }
 
     #[test]

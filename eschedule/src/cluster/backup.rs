@@ -5,7 +5,6 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, OpenOptionsExt},
     path::{Path, PathBuf},
-    process::Command,
     time::{Duration, Instant},
 };
 
@@ -15,6 +14,7 @@ use ec_runtime::exit::{Failure, INTERRUPTED, tell};
 use ec_store::{EtcdStore, Store};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use tokio::process::Command;
 
 use super::{
     Cluster,
@@ -147,13 +147,37 @@ async fn open(directory: &Path, config: Option<&Path>) -> Result<(EtcdStore, Key
 }
 
 /// Makes a data directory for etcd of a backup.
-pub(super) fn restore(
+pub(super) async fn restore(
     directory: &Path,
     file: &Path,
     data_dir: &Path,
     arguments: &[String],
     output: Output,
 ) -> Result<(), Failure> {
+    // Interrupted, nothing of it is left.
+    let mut ending = Ending::new()?;
+    let done = tokio::select! {
+        restored = restored(directory, file, data_dir, arguments) => restored?,
+        () = ending.asked() => {
+            return Err(Failure { code: INTERRUPTED, message: "interrupted; nothing was restored".to_owned() });
+        }
+    };
+    let lines = || {
+        let steps = done.next.iter().enumerate().map(|(number, step)| format!("{}. {step}", number + 1));
+        std::iter::once(format!("made {}; next:", done.data_dir.display()))
+            .chain(steps)
+            .collect::<Vec<_>>()
+            .join("\n")
+    };
+    output.print(&done, || vec![done.data_dir.display().to_string()], lines)
+}
+
+async fn restored(
+    directory: &Path,
+    file: &Path,
+    data_dir: &Path,
+    arguments: &[String],
+) -> Result<Restored, Failure> {
     // What is said to be done next is done wherever.
     let data_dir = std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
     // Without a slash at its end: what is unpacked lies beside it.
@@ -169,26 +193,23 @@ pub(super) fn restore(
             data_dir.display()
         )));
     }
-    let tool = Tool::find()?;
+    let tool = Tool::find().await?;
     let unpacked = Unpacked::make(&plain)?;
     let database = unpacked.0.join("etcd.db");
     let made = File::options().write(true).create_new(true).mode(0o600).open(&database);
-    archive::read(file, made.map_err(failed("create", &database))?)?;
+    let (made, from) = (made.map_err(failed("create", &database))?, file.to_owned());
+    // Beside, so that a signal is heard meanwhile.
+    tokio::task::spawn_blocking(move || archive::read(&from, made))
+        .await
+        .map_err(|error| Failure::failed(format!("failed to unpack {}: {error}", file.display())))??;
     let member =
         if arguments.is_empty() { member(&Directory::new(directory).etcd()) } else { arguments.to_vec() };
     // Killed in its midst, nothing bears the name of what is whole.
     let begun = unpacked.0.join("data");
-    tool.restore(&database, &begun, &member)?;
+    tool.restore(&database, &begun, &member).await?;
     fs::rename(&begun, data_dir).map_err(failed("make", data_dir))?;
-    let done = Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file) };
-    let lines = || {
-        let steps = done.next.iter().enumerate().map(|(number, step)| format!("{}. {step}", number + 1));
-        std::iter::once(format!("made {}; next:", data_dir.display()))
-            .chain(steps)
-            .collect::<Vec<_>>()
-            .join("\n")
-    };
-    output.print(&done, || vec![data_dir.display().to_string()], lines)
+    let ours = Directory::new(directory).expect().is_ok();
+    Ok(Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file, ours) })
 }
 
 fn failed(what: &str, path: &Path) -> impl Fn(io::Error) -> Failure {
@@ -196,8 +217,9 @@ fn failed(what: &str, path: &Path) -> impl Fn(io::Error) -> Failure {
     move |error| Failure::failed(format!("{what}: {error}"))
 }
 
-fn next(data_dir: &Path, file: &Path) -> Vec<String> {
-    [
+/// `ours` is where etcd asks who somebody is, by what we put there.
+fn next(data_dir: &Path, file: &Path, ours: bool) -> Vec<String> {
+    let mut steps = vec![
         "stop etcd".to_owned(),
         format!(
             "move its data directory away, put {} in its place, and give it to etcd's user (chown -R)",
@@ -205,10 +227,26 @@ fn next(data_dir: &Path, file: &Path) -> Vec<String> {
         ),
         format!("where etcd has several members, do both on each, of the same {}", file.display()),
         "start etcd; agents, eplacement and econtroller may go on running all the time".to_owned(),
-        "eplacement check    # what does not fit in placement".to_owned(),
-        "eschedule heal      # what nodes hold and the backup lacks".to_owned(),
-    ]
-    .into()
+    ];
+    if ours {
+        steps.extend(
+            [
+                "eschedule cluster init    # users, rights and tokens as they are now",
+                "eschedule node list    # whom the backup lets in: `eschedule node revoke NAME` for each that was revoked since, \
+                 `eschedule node add NAME --uuid UUID` for each that was added since, `eschedule node add NAME --again` for each \
+                 that was given new credentials since",
+            ]
+            .map(str::to_owned),
+        );
+    }
+    steps.extend(
+        [
+            "eplacement check    # what does not fit in placement",
+            "eschedule heal      # what nodes hold and the backup lacks",
+        ]
+        .map(str::to_owned),
+    );
+    steps
 }
 
 /// Where a backup is unpacked, and gone afterwards: it holds secrets.
@@ -259,10 +297,11 @@ struct Tool {
 }
 
 impl Tool {
-    fn find() -> Result<Self, Failure> {
+    async fn find() -> Result<Self, Failure> {
         for name in ["etcdutl", "etcdctl"] {
-            let help =
-                Command::new(name).args(["snapshot", "restore", "--help"]).env("ETCDCTL_API", "3").output();
+            let mut help = Command::new(name);
+            help.args(["snapshot", "restore", "--help"]).env("ETCDCTL_API", "3");
+            let help = help.output().await;
             if let Ok(help) = help
                 && help.status.success()
             {
@@ -276,7 +315,7 @@ impl Tool {
     }
 
     /// What is left of one that fails goes with where it was unpacked.
-    fn restore(&self, database: &Path, data_dir: &Path, member: &[String]) -> Result<(), Failure> {
+    async fn restore(&self, database: &Path, data_dir: &Path, member: &[String]) -> Result<(), Failure> {
         let name = self.name;
         let mut command = Command::new(name);
         command.args(["snapshot", "restore"]).arg(database).arg("--data-dir").arg(data_dir).args(member);
@@ -285,7 +324,10 @@ impl Tool {
         }
         let done = command
             .env("ETCDCTL_API", "3")
+            // It would go on to write what nobody waits for.
+            .kill_on_drop(true)
             .output()
+            .await
             .map_err(|error| Failure::failed(format!("failed to start {name}: {error}")))?;
         if done.status.success() {
             return Ok(());
@@ -298,6 +340,15 @@ impl Tool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn whom_a_backup_lets_in_is_told_of_where_etcd_asks_who_somebody_is() {
+        let steps = |ours| next(Path::new("/new"), Path::new("/b.tar"), ours).join("\n");
+        for wanted in ["cluster init", "node list", "node revoke", "--uuid", "--again", "eschedule heal"] {
+            assert!(steps(true).contains(wanted), "{wanted}");
+        }
+        assert!(!steps(false).contains("node ") && steps(false).contains("eschedule heal"));
+    }
 
     #[test]
     fn a_member_is_who_its_configuration_says_it_is() {
