@@ -10,9 +10,11 @@ use ec_model::decode;
 use ec_pki::{
     Access, Bundle,
     config::{self, Found, quoted, quoted_path, served, trust},
-    write,
+    write, write_pair,
 };
 use ec_runtime::exit::Failure;
+
+use crate::config::Settings;
 
 /// Where the agent looks for its configuration.
 pub const DIRECTORY: &str = "/etc/ecompute";
@@ -32,14 +34,22 @@ const SHIPPED: &str = include_str!("../../compute.yaml");
 /// What the configuration begins with, by which it is known again.
 const MARK: &str = "# Made by `ecompute join`; change it as you like: joining again leaves it as it is.";
 
-/// Installs a bundle; answers what was written.
+/// What came of a bundle.
+pub struct Joined {
+    /// What was written.
+    pub written: Vec<PathBuf>,
+    /// What the configuration says otherwise than the bundle, where it was there and stays as it is.
+    pub differs: Option<String>,
+}
+
+/// Installs a bundle.
 ///
 /// Credentials are put in the place of those that were there, the configuration only where there is none.
 ///
 /// # Errors
 /// What is wrong with the bundle, or what stands in the way. Then nothing was changed, or what was begun is finished by
 /// doing it again.
-pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
+pub fn join(bundle: &Path, directory: &Path) -> Result<Joined, Failure> {
     let mut content = Vec::new();
     File::open(bundle)
         .and_then(|file| file.take(LARGEST).read_to_end(&mut content))
@@ -72,28 +82,56 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Vec<PathBuf>, Failure> {
         )));
     }
     fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
-    let mut files = vec![
-        ("ca.pem", bundle.authority.clone(), Access::Public),
-        ("node.key", bundle.key.clone(), Access::Secret),
-        ("node.pem", bundle.certificate.clone(), Access::Public),
-        ("node.token", format!("{}\n", bundle.token), Access::Secret),
-    ];
+    let mut files = vec![("node.token", format!("{}\n", bundle.token), Access::Secret)];
     if let Some(keys) = &bundle.user_data_key {
-        let there = fs::read_to_string(directory.join(USER_DATA_KEY)).unwrap_or_default();
+        let path = directory.join(USER_DATA_KEY);
+        let there = match fs::read_to_string(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => String::new(),
+            // What cannot be read may be all that opens what was sealed.
+            there => there.map_err(failed("read", &path))?,
+        };
         files.push((USER_DATA_KEY, with_keys(&there, keys), Access::Secret));
     }
     if known.is_none() {
         // The last: where it is, all that it names is there.
         files.push(("compute.yaml", configuration(&bundle, &directory), Access::Public));
     }
-    files
-        .into_iter()
-        .map(|(name, text, access)| {
-            let path = directory.join(name);
-            write(&path, &text, access).map_err(failed("write", &path))?;
-            Ok(path)
-        })
-        .collect()
+    let [authority, key, certificate] = ["ca.pem", "node.key", "node.pem"].map(|name| directory.join(name));
+    write(&authority, &bundle.authority, Access::Public).map_err(failed("write", &authority))?;
+    write_pair([(&key, &bundle.key, Access::Secret), (&certificate, &bundle.certificate, Access::Public)])
+        .map_err(|(path, error)| failed("write", &path)(error))?;
+    let mut written = vec![authority, key, certificate];
+    for (name, text, access) in files {
+        let path = directory.join(name);
+        write(&path, &text, access).map_err(failed("write", &path))?;
+        written.push(path);
+    }
+    let differs = known.and_then(|_| differs(&bundle, &directory, &file));
+    Ok(Joined { written, differs })
+}
+
+/// What a configuration says otherwise than a bundle; nothing of one that is wrong, which `ecompute --check` tells.
+fn differs(bundle: &Bundle, directory: &Path, file: &Path) -> Option<String> {
+    let (settings, _) = Settings::load(Some(file)).ok()?;
+    let members: Vec<_> = bundle.etcd.iter().map(|member| quoted(member)).collect();
+    let keys = directory.join(USER_DATA_KEY);
+    let lines = [
+        (settings.advertise.as_ref() != Some(&bundle.host), format!("advertise: {}", quoted(&bundle.host))),
+        (settings.etcd.endpoints != bundle.etcd, format!("etcd.endpoints: [{}]", members.join(", "))),
+        (settings.keys.root() != bundle.prefix, format!("etcd.prefix: {}", quoted(&bundle.prefix))),
+        (
+            bundle.user_data_key.is_some() && settings.etcd.user_data_key.is_none(),
+            format!("etcd.user_data_key: {}", quoted_path(&keys)),
+        ),
+    ];
+    let lines: Vec<_> = lines.into_iter().filter_map(|(is_other, line)| is_other.then_some(line)).collect();
+    (!lines.is_empty()).then(|| {
+        format!(
+            "{} stays as it is; the bundle says otherwise, change it if that is right: {}",
+            file.display(),
+            lines.join("; ")
+        )
+    })
 }
 
 /// The keys that are there, where the bundle has none beside: they were turned since it was made; else those of the bundle, with what is
@@ -175,11 +213,13 @@ mod tests {
         let config = place.join("compute.yaml");
         let join_with = |bundle: &Bundle| {
             fs::write(&file, encode(bundle)).unwrap();
-            join(&file, &place).map_err(|failure| failure.message)
+            join(&file, &place)
+                .map(|joined| (joined.written.len(), joined.differs))
+                .map_err(|failure| failure.message)
         };
         fs::create_dir(&place).unwrap();
         fs::write(&config, SHIPPED).unwrap();
-        assert_eq!(join_with(&bundle(node)).unwrap().len(), 6);
+        assert_eq!(join_with(&bundle(node)).unwrap(), (6, None));
         let (settings, _) = Settings::load(Some(&config)).map_err(|error| error.to_string()).unwrap();
         assert_eq!((settings.uuid, settings.name.as_str()), (Some(node), "host1"));
         assert_eq!(settings.keys.root(), "/cloud");
@@ -188,9 +228,25 @@ mod tests {
 
         let changed = format!("{}bridge: br0\n", fs::read_to_string(&config).unwrap());
         fs::write(&config, &changed).unwrap();
-        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap().len(), 5);
+        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap(), (5, None));
         assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
         assert_eq!(fs::read_to_string(&config).unwrap(), changed);
+
+        // What it lacks is told.
+        let key = |line: &&str| !line.contains("user_data_key");
+        let lacking: Vec<_> = changed.lines().filter(key).collect();
+        fs::write(&config, lacking.join("\n")).unwrap();
+        let elsewhere = Bundle { host: "10.0.0.9".into(), token: "new".into(), ..bundle(node) };
+        let told = join_with(&elsewhere).unwrap().1.unwrap();
+        assert!(told.contains("right: advertise: \"10.0.0.9\"; etcd.user_data_key: \"/"), "{told}");
+        fs::write(&config, &changed).unwrap();
+
+        // Keys that cannot be read are not written over, and then nothing else is.
+        let keys = place.join("user-data.key");
+        fs::write(&keys, b"\xff").unwrap();
+        let unread = join_with(&Bundle { token: "newer".into(), ..bundle(node) }).unwrap_err();
+        assert!(unread.contains("failed to read") && unread.contains("user-data.key"), "{unread}");
+        assert_eq!(fs::read(&keys).unwrap(), b"\xff");
 
         let other = join_with(&bundle(NodeId::new(uuid::Uuid::new_v4()))).unwrap_err();
         assert!(other.contains("another node"), "{other}");

@@ -84,8 +84,10 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
     if let Some(Command::Join { bundle, directory }) = &cli.command {
-        let written = join(bundle, directory)?;
-        let mut lines: Vec<_> = written.iter().map(|path| format!("wrote {}", path.display())).collect();
+        let joined = join(bundle, directory)?;
+        let mut lines: Vec<_> =
+            joined.written.iter().map(|path| format!("wrote {}", path.display())).collect();
+        lines.extend(joined.differs);
         lines.push("next: `ecompute --check`, and start ecompute anew; delete the bundle".into());
         print(&lines.join("\n"))?;
         return Ok(0);
