@@ -157,7 +157,7 @@ impl ResourceQuery {
             let rest = |list: Vec<String>| (!list.is_empty()).then(|| format!("{key}={}", list.join(",")));
             match &*key {
                 key if is_of_gone(key) => None,
-                "same_subtree" if !gone.is_empty() => {
+                "same_subtree" => {
                     let suffixes = value.split(',').filter(|suffix| !gone.contains(&suffix.trim()));
                     rest(suffixes.map(str::to_owned).collect())
                 }

@@ -263,7 +263,7 @@ fn nothing_goes_that_a_provider_may_have_which_cannot_be_read_nor_what_may_be_in
     let made = [
         Command::EnsureTrait(intern("CUSTOM_T")),
         Command::EnsureClass(class()),
-        inventories(&["VCPU", "MEMORY_MB"]),
+        inventories(&["VCPU", "MEMORY_MB", "DISK_GB"]),
     ];
     let state = after(&host(), &made);
     let unread = |change: Change| {
@@ -287,7 +287,8 @@ fn nothing_goes_that_a_provider_may_have_which_cannot_be_read_nor_what_may_be_in
         (Command::RenameClass { from: class(), to: intern("CUSTOM_D") }, true, true),
         (inventories(&["VCPU"]), false, true),
         (Command::DeleteInventory { provider: id(1), class: intern("VCPU") }, false, true),
-        (inventories(&["VCPU", "MEMORY_MB", "DISK_GB"]), false, false),
+        (inventories(&["VCPU", "MEMORY_MB"]), false, true),
+        (inventories(&["VCPU", "MEMORY_MB", "DISK_GB", "SRIOV_NET_VF"]), false, false),
     ] {
         for (state, is_refused) in
             [(&state, false), (&generation, false), (&provider, of_providers), (&consumer, of_use)]
