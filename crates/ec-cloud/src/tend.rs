@@ -171,3 +171,24 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
     }
     Ok(tended)
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn where_nothing_is_answered_for_long_the_others_are_left_to_the_next_look() {
+        let away = || Err(CloudError::Unavailable("etcd is away".into()));
+        let mut tended = Tended::new();
+        assert!(tended.note(Ok(Some(1))));
+        assert!(tended.note(away()), "that is told at once, say of one whose record cannot be read");
+        tokio::time::advance(AWAY).await;
+        assert!(tended.note(Err(CloudError::Busy("it keeps changing".into()))), "it is there");
+        assert!(tended.note(Ok(Some(2))));
+        tokio::time::advance(AWAY).await;
+        assert!(!tended.note(away()));
+        assert!(!tended.note(Ok(None)), "it stays so");
+        assert_eq!(tended.done, [1, 2]);
+        assert!(matches!(tended.failed, Some(CloudError::Unavailable(_))));
+    }
+}

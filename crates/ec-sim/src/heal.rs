@@ -396,7 +396,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         if traces.is_volume && traces.claim && claimed_gb < has_gb && !(restored || claims_lost) {
             found.push((soon, format!("{instance}: it has {has_gb} GB, and has claimed {claimed_gb}")));
         }
-        if let Some(why) = traces.is_of_another_size().filter(|_| !uncounted) {
+        if let Some(why) = traces.is_of_another_size().filter(|_| !uncounted && !record_garbled) {
             found.push((soon, format!("{instance}: {why}")));
         }
         // What nobody asks for and its node keeps a record of can be brought back.

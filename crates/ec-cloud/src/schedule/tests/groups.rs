@@ -202,21 +202,6 @@ async fn one_whose_record_alone_is_gone_keeps_its_name_and_its_place() {
 }
 
 #[tokio::test]
-async fn where_etcd_is_away_the_others_are_left_to_the_next_look() {
-    let mut world = World::new(1, 0, &[]).await;
-    world.group("near", Policy::SoftAffinity).await;
-    for _ in 0..3 {
-        world.left_over("near", node(0)).await;
-    }
-    let next = world.etcd.plan.step.load(Ordering::Relaxed);
-    world.etcd.plan.faults.insert(next, Fault::Fails);
-    let tended = tend_instances(&world.cloud()).await.unwrap();
-    assert!(tended.done.is_empty() && tended.failed.is_some());
-    assert_eq!(world.etcd.plan.step.load(Ordering::Relaxed), next + 1, "nothing more is asked");
-    assert_eq!(tend_instances(&world.cloud()).await.unwrap().done.len(), 3);
-}
-
-#[tokio::test]
 async fn what_failed_before_it_ever_ran_has_no_place_and_keeps_its_name() {
     for (has_run, request_stays) in [(false, false), (true, false), (false, true)] {
         let world = World::new(1, 0, &[]).await.roomy(9);

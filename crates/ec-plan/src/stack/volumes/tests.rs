@@ -261,6 +261,16 @@ fn what_goes_ends_after_what_may_be_a_copy_of_it_and_before_what_boots_from_its_
     assert_eq!(order(&case), ["run", "create", "destroy old", "destroy other", "attach", "delete"]);
     (case.instances[0].boots, case.volumes[1].boots) = (true, true);
     assert_eq!(order(&case), ["destroy old", "run", "create", "destroy other", "delete"]);
+    // Who is to boot from what another has waits until that lets go of it; else all that is taken comes last.
+    let detach = || {
+        let (name, called) = ("root".to_owned(), "old".to_owned());
+        Difference::Volume(VolumeStep::Detach { volume: id(7), name, from: id(1), called })
+    };
+    for (boots, order) in [(true, [detach(), Difference::Run(0)]), (false, [Difference::Run(0), detach()])] {
+        case.instances[0].boots = boots;
+        let [one, other] = order.clone();
+        assert_eq!(case.of().in_order(vec![other, one]), order, "{boots}");
+    }
 }
 
 #[test]
