@@ -18,7 +18,7 @@ daemons=(ecompute econtroller eplacement mdserver)
 for program in "${daemons[@]}" eschedule; do
   install -D -t "$destdir$prefix/bin" "$bin/$program"
 done
-install -D -m 644 -t "$share/doc/etcd-compute" "$bin/THIRD-PARTY-LICENSES" CHANGELOG.md docs/*
+install -D -m 644 -t "$share/doc/etcd-compute" "$bin/THIRD-PARTY-LICENSES" docs/*
 install -D -m 755 scripts/etcd-roles.sh "$share/etcd-compute/etcd-roles.sh"
 install -D -m 644 -t "$share/etcd-compute/monitoring" packaging/monitoring/{alerts.yml,dashboard.json,prometheus.yml}
 sed -i "s#/usr/share/#$prefix/share/#" "$share/etcd-compute/monitoring/prometheus.yml"
