@@ -46,7 +46,7 @@ clean() {
   mkdir -p "$root/packages"
   mount --bind target/deb "$root/packages"
   cp -L /etc/resolv.conf "$root/etc/resolv.conf"
-  chroot "$root" sh -c 'apt-get -qq -y --download-only --no-install-recommends install /packages/*.deb etcd-server etcd-client' >"$work/download.log" 2>&1 ||
+  chroot "$root" sh -c 'apt-get -qq -y --download-only --no-install-recommends install /packages/*.deb etcd-server etcd-client curl' >"$work/download.log" 2>&1 ||
     { cat "$work/download.log" >&2 && die "$suite: the packages could not be fetched"; }
   rm "$root/etc/resolv.conf"
   umount "$root/packages"
