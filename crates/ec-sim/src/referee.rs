@@ -169,6 +169,13 @@ pub(crate) struct Known {
 }
 
 impl Known {
+    /// Whether somebody took its disk, its record and its status, by which alone its node could tell that it ever ran.
+    pub(crate) fn is_unknown(&self) -> bool {
+        self.disturbed && self.record_lost && self.status_lost
+    }
+}
+
+impl Known {
     /// It is a machine, and a user was told where.
     pub(crate) fn is_placed_machine(&self) -> bool {
         self.acknowledged.is_some() && !self.is_volume
@@ -590,11 +597,14 @@ impl Referee {
             Operation::CreateVolume
                 if known.wrote
                     && !known.wished_away
+                    && !known.is_unknown()
                     && !(late && (known.disturbed || known.rebuilds_wished > 0)) =>
             {
                 self.found(format!("the disk of {instance}, which a guest may have written, was made anew"));
             }
-            Operation::CreateOverlay if known.wrote && !known.wished_away && !(late && known.disturbed) => {
+            Operation::CreateOverlay
+                if known.wrote && !known.wished_away && !(late && known.disturbed) && !known.is_unknown() =>
+            {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));
             }
             _ => {}

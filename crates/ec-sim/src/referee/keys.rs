@@ -308,7 +308,7 @@ impl Referee {
                 Some("etcd was never put back")
             }
             // Somebody took all by which one could tell.
-            State::Preparing if known.status_lost && known.record_lost && known.disturbed => None,
+            State::Preparing if known.is_unknown() => None,
             State::Scheduled | State::Preparing if known.was_active && !restored => Some("it was ACTIVE"),
             State::Starting if known.was_active && !harmed && !known.power_wished => Some("it was ACTIVE"),
             _ => None,
