@@ -603,7 +603,7 @@ impl Referee {
                 self.found(format!("the disk of {instance}, which a guest may have written, was made anew"));
             }
             Operation::CreateOverlay
-                if known.wrote && !known.wished_away && !(late && known.disturbed) && !known.is_unknown() =>
+                if known.wrote && !(known.wished_away || known.is_unknown() || late && known.disturbed) =>
             {
                 self.found(format!("the disk of {instance}, which its guest wrote, was made anew"));
             }
