@@ -277,15 +277,17 @@ async fn what_cannot_be_read_costs_what_stands_on_it() {
     world.replicas[1].write(Command::Give(project(2), "a".into())).await.unwrap_err();
 }
 
+fn replica_of(store: &MemoryStore) -> Replica<Quota> {
+    let limits = Limits { operations: 24 };
+    let door = Arc::new(store.clone());
+    Replica::start(door, Quota::new(), limits, Host::default(), CancellationToken::new())
+}
+
 /// etcd is put back, and what another replica writes then has the revision that was known of what was lost.
 #[tokio::test(start_paused = true)]
 async fn a_revision_of_another_history_does_not_pass() {
     let store = MemoryStore::new();
-    let replica = || {
-        let limits = Limits { operations: 24 };
-        let door = Arc::new(store.clone());
-        Replica::start(door, Quota::new(), limits, Host::default(), CancellationToken::new())
-    };
+    let replica = || replica_of(&store);
     let take = |taker: &str| Command::Take(project(0), taker.into(), 8);
     let stale = replica();
     stale.write(Command::Limit(project(0), 10)).await.unwrap();
@@ -314,11 +316,7 @@ async fn a_revision_of_another_history_does_not_pass() {
 #[tokio::test(start_paused = true)]
 async fn one_of_two_histories_behind_a_backup_does_not_pass_for_the_other() {
     let store = MemoryStore::new();
-    let replica = || {
-        let limits = Limits { operations: 24 };
-        let door = Arc::new(store.clone());
-        Replica::start(door, Quota::new(), limits, Host::default(), CancellationToken::new())
-    };
+    let replica = || replica_of(&store);
     let take = |taker: &str, amount| Command::Take(project(0), taker.into(), amount);
     replica().write(Command::Limit(project(0), 10)).await.unwrap();
     let backup = store.faults().backup();
