@@ -195,7 +195,7 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
         ImageCommand::Add(adding) => output::image(output, &add(session, *adding).await?),
         ImageCommand::List => {
             tidy(session).await;
-            output::images(output, &ec_cloud::images(cloud).await?)
+            output::images(output, &cloud.project, &ec_cloud::images(cloud).await?)
         }
         ImageCommand::Show { image } => output::image(output, &ec_cloud::image(cloud, &image).await?),
         ImageCommand::Delete { images } => delete(session, &images, output).await,

@@ -3,7 +3,7 @@
 use std::net::IpAddr;
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use ec_cloud::{Seen, View, Watched, What, resolve};
+use ec_cloud::{CloudError, Seen, View, Watched, What, resolve};
 use ec_model::{InstanceId, NodeId, input::LabelSelector};
 use ec_runtime::exit::{Failure, print, tell};
 use serde::Serialize;
@@ -80,6 +80,8 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
     for text in &watching.instances {
         watched.instances.insert(resolve(cloud, text).await?);
     }
+    // What cannot be asked at all ends this; later, it is waited for.
+    cloud.store.get(&cloud.keys.instances()).await.map_err(CloudError::from)?;
     let watched = ec_cloud::watch(cloud, watched, |seen| match seen {
         Seen::Is(what, view) => {
             let line = Line::of(what, &view);

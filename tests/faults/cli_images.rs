@@ -107,6 +107,11 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     refused(&control, &["image", "delete", "site"], 1, "is protected")?;
     control.configure("project: other")?;
     ensure!(control.done(&["image", "list"])?.contains("public"), "others see it");
+    assert_eq!(control.done(&["image", "list", "-o", "name"])?, "site\n");
+    control.done(&["image", "add", "Site", &url])?;
+    let names = control.done(&["image", "list", "-o", "name"])?;
+    ensure!(names.starts_with("Site\n") && !names.contains("site"), "the name means their own: {names}");
+    control.done(&["image", "delete", "site"])?;
     refused(&control, &["image", "set", "site", "--private"], 1, "is of project `default`")?;
     refused(&control, &["image", "delete", "site"], 1, "is of project `default`")?;
     control.configure("")?;
@@ -256,7 +261,7 @@ async fn what_is_at_a_url_is_copied_into_the_store_whole_and_its_origin_asked_on
     for (arguments, code, wanted) in [
         (vec![&*url, "--sha512", &"0".repeat(128)], 1, "--sha512 demands"),
         (vec![&*url, "--sha256", DIGEST], 1, "--sha256 demands"),
-        (vec!["http://127.0.0.1:9/x"], 1, "cannot fetch http://127.0.0.1:9/x"),
+        (vec!["http://127.0.0.1:9/x"], 3, "cannot fetch http://127.0.0.1:9/x"),
         (vec!["file:///no/such/file"], 2, "FILE /no/such/file cannot be read"),
     ] {
         refused(&control, &[&["image", "add", "x", "--copy"], &arguments[..]].concat(), code, wanted)?;

@@ -4,7 +4,7 @@
 use std::{io, path::PathBuf, time::Duration};
 
 use ec_model::ImageRef;
-use ec_runtime::exit::{Failure, chain};
+use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 use futures::TryStreamExt;
 use reqwest::{Client, ClientBuilder, Response, StatusCode, Url};
 use tokio_util::io::StreamReader;
@@ -25,7 +25,10 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
     }
     let unreachable = |error: reqwest::Error| {
         let why = chain(&error.without_url());
-        Failure::failed(format!("cannot fetch {}: {why}; nothing was added", at.told()))
+        Failure {
+            code: UNREACHABLE,
+            message: format!("cannot fetch {}: {why}; nothing was added", at.told()),
+        }
     };
     // Packed or not, the digests are of what is published: nothing is unpacked on the way.
     let client = Client::builder().connect_timeout(STALLED).read_timeout(STALLED);

@@ -7,9 +7,9 @@ use ec_runtime::exit::Failure;
 use super::{List, row, table, trimmed, when};
 use crate::cli::Output;
 
-/// A list of images.
-pub(crate) fn images(output: Output, images: &[Image]) -> Result<(), Failure> {
-    let names = || images.iter().map(|image| image.name.clone()).collect();
+/// A list of the images that this project may use.
+pub(crate) fn images(output: Output, project: &str, images: &[Image]) -> Result<(), Failure> {
+    let names = || images.iter().map(|image| called(image, project, images)).collect();
     output.print(images, names, || {
         let header = ["IMAGE", "UUID", "STATUS", "SIZE", "VISIBILITY", "PROJECT", "CREATED"];
         let mut list = List::new(&header, &[0, 2, 3], &[0, 2, 3, 4, 1, 5, 6]);
@@ -26,6 +26,15 @@ pub(crate) fn images(output: Output, images: &[Image]) -> Result<(), Failure> {
         }
         list.text()
     })
+}
+
+/// Its name, where that means this one to who asks: the project's own comes first, and of several others' none is meant.
+fn called(image: &Image, project: &str, among: &[Image]) -> String {
+    let is_namesake = |other: &Image| other.id != image.id && other.name.eq_ignore_ascii_case(&image.name);
+    match image.project != project && among.iter().any(is_namesake) {
+        true => image.id.to_string(),
+        false => image.name.clone(),
+    }
 }
 
 /// One image.

@@ -4,6 +4,7 @@ use std::io::IsTerminal;
 
 use comfy_table::{Cell, Color, ColumnConstraint, ContentArrangement, Row, Table, Width, presets::NOTHING};
 use ec_model::State;
+use unicode_width::UnicodeWidthStr;
 
 use super::fit::{GAP, fitted, total};
 
@@ -87,7 +88,7 @@ impl List {
         let mut widths = vec![0; self.header.len()];
         for cells in std::iter::once(&self.header).chain(&self.rows) {
             for (width, cell) in widths.iter_mut().zip(cells) {
-                *width = (*width).max(cell.chars().count());
+                *width = (*width).max(cell.width());
             }
         }
         widths
