@@ -16,6 +16,10 @@ use clap::Parser;
 use ec_sim::{Ended, play, run, scenarios, tell};
 use nix::sys::resource::{UsageWho, getrusage};
 
+/// What is played makes and drops many small things.
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
 /// The cluster in one process under simulated time: one seed, one history.
 #[derive(Debug, Parser)]
 struct Arguments {
