@@ -172,6 +172,11 @@ impl Endpoints {
         }
     }
 
+    /// Whether there are tokens at all: who has none is known by a certificate, or not known.
+    pub(super) fn has_user(&self) -> bool {
+        self.slots.iter().any(|slot| slot.requests.config.user.is_some())
+    }
+
     /// Lets the next request of a lane authenticate again.
     pub(super) async fn forget_token(&self, lane: Lane, index: usize) {
         self.connection(lane, index).current.lock().await.authenticated = false;

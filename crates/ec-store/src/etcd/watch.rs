@@ -33,7 +33,7 @@ pub(super) async fn open(endpoints: &Arc<Endpoints>, prefix: &str, from: Revisio
             let mut stream = watches.watch(prefix, Some(options)).await.map_err(classify)?;
             match stream.message().await.map_err(classify)? {
                 Some(answer) if answer.created() && !answer.canceled() => Ok((endpoint, stream)),
-                Some(answer) => Err(refusal(answer.cancel_reason())),
+                Some(answer) => Err(refusal(answer.cancel_reason(), endpoints.has_user())),
                 None => Err(Failure::Broken("the watch stream ended".into())),
             }
         })
@@ -42,11 +42,14 @@ pub(super) async fn open(endpoints: &Arc<Endpoints>, prefix: &str, from: Revisio
     Ok(EtcdWatch { endpoints: Arc::clone(endpoints), endpoint, stream, next: from, over: None })
 }
 
-/// A watch that etcd refuses is cancelled with words, not with a status.
-fn refusal(reason: &str) -> Failure {
-    if reason.contains("invalid auth token") || reason.contains("auth store is old") {
+/// A watch that etcd refuses is cancelled with words, not with a status. Before 3.4.22 and 3.5.6 etcd says "permission denied" of a
+/// token that it does not know (any more), too: who has one (`has_user`) gets another before that is believed.
+fn refusal(reason: &str, has_user: bool) -> Failure {
+    let says = |phrase: &str| reason.contains(phrase);
+    let is_denied = says("permission denied");
+    if says("invalid auth token") || says("auth store is old") || (is_denied && has_user) {
         Failure::StaleToken(reason.to_owned())
-    } else if reason.contains("permission denied") {
+    } else if is_denied {
         Failure::Refused(reason.to_owned())
     } else {
         Failure::Broken(format!("the watch was cancelled: {reason}"))
@@ -63,7 +66,9 @@ impl EtcdWatch {
                         first: answer.compact_revision(),
                     });
                 }
-                Ok(Some(answer)) if answer.canceled() => refusal(answer.cancel_reason()),
+                Ok(Some(answer)) if answer.canceled() => {
+                    refusal(answer.cancel_reason(), self.endpoints.has_user())
+                }
                 Ok(Some(answer)) if answer.created() => continue,
                 Ok(Some(answer)) => return Ok(self.batch(&answer)),
                 Ok(None) => Failure::Broken("the watch stream ended".into()),
@@ -125,5 +130,19 @@ impl Watch for EtcdWatch {
         let result = self.receive().await;
         self.over = result.as_ref().err().cloned();
         result
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_denial_is_believed_of_a_new_token_alone() {
+        let denied = "rpc error: code = PermissionDenied desc = etcdserver: permission denied";
+        assert!(matches!(refusal(denied, true), Failure::StaleToken(_)));
+        assert!(matches!(refusal(denied, false), Failure::Refused(_)));
+        assert!(matches!(refusal("etcdserver: invalid auth token", true), Failure::StaleToken(_)));
+        assert!(matches!(refusal("etcdserver: no leader", true), Failure::Broken(_)));
     }
 }
