@@ -14,7 +14,7 @@ use crate::{StoreError, StoreResult};
 
 /// etcd answers pings that come more often than every 5 s by closing the connection.
 const PING_EVERY: Duration = Duration::from_secs(10);
-/// With [`PING_EVERY`], a peer that froze is noticed within 15 s even where nothing is asked of it.
+/// With [`PING_EVERY`], a peer that froze is noticed within 15 s by whoever waits for something: a watch, above all.
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// A host that swallows packets must not use up a request's whole time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
@@ -158,7 +158,8 @@ impl EtcdConfig {
         let options = ConnectOptions::new()
             .with_connect_timeout(connect_timeout)
             .with_keep_alive(PING_EVERY, PING_TIMEOUT)
-            .with_keep_alive_while_idle(true)
+            // Nor more than two pings while nothing is under way: it closes such a connection, and what is just being sent is lost.
+            .with_keep_alive_while_idle(false)
             .with_require_leader(require_leader)
             .with_auto_token_refresh(true);
         Ok(match &self.tls {

@@ -68,9 +68,12 @@ fn by_code(code: i32, text: String) -> Failure {
         5 if says("lease not found") => Failure::LeaseGone,
         // FailedPrecondition.
         9 if says("lease already exists") => Failure::LeaseExists,
-        // ResourceExhausted: too many requests passes by, a full database does not.
+        // ResourceExhausted: too many requests passes by, a full database does not, nor does a message that is too large. What
+        // is left comes with a connection that etcd closes for too many pings, whatever was under way on it.
         8 if says("too many requests") => Failure::Unsent(text),
         8 if says("space exceeded") => Failure::Full(text),
+        8 if says("larger than max") => Failure::Refused(text),
+        8 => Failure::Broken(text),
         // OutOfRange.
         11 if says("has been compacted") => Failure::Compacted,
         11 if says("future revision") => Failure::Future,
@@ -110,6 +113,10 @@ mod tests {
             (2, "h2 protocol error: error reading a body from connection"),
             (1, "operation was canceled"),
             (4, "context deadline exceeded"),
+            (
+                8,
+                "h2 protocol error: http2 error: connection error received: detected excessive load generating behavior",
+            ),
         ] {
             assert!(matches!(by_code(code, text.into()), Failure::Broken(_)), "{code} {text}");
         }
@@ -119,6 +126,8 @@ mod tests {
     fn refusals_are_told_from_trouble() {
         assert!(matches!(by_code(7, "etcdserver: permission denied".into()), Failure::Refused(_)));
         assert!(matches!(by_code(8, "etcdserver: mvcc: database space exceeded".into()), Failure::Full(_)));
+        let large = "grpc: received message larger than max (1600512 vs. 1573864)";
+        assert!(matches!(by_code(8, large.into()), Failure::Refused(_)));
         assert!(matches!(by_code(5, "etcdserver: requested lease not found".into()), Failure::LeaseGone));
         assert!(matches!(by_code(9, "etcdserver: lease already exists".into()), Failure::LeaseExists));
         assert!(matches!(by_code(16, "etcdserver: invalid auth token".into()), Failure::StaleToken(_)));
