@@ -62,6 +62,8 @@ fn by_code(code: i32, text: String) -> Failure {
         return Failure::Unsent(text);
     }
     match code {
+        // By its release Unavailable or FailedPrecondition: a member that does not vote yet passes nothing on.
+        _ if says("not supported for learner") => Failure::Unsent(text),
         // Cancelled, Unknown, DeadlineExceeded, Aborted, Internal, Unavailable, DataLoss.
         1 | 2 | 4 | 10 | 13..=15 => Failure::Broken(text),
         // NotFound.
@@ -107,6 +109,10 @@ mod tests {
         assert!(matches!(by_code(14, "tcp connect error: Connection refused".into()), Failure::Unsent(_)));
         assert!(matches!(by_code(2, "transport error: received fatal alert: x".into()), Failure::Unsent(_)));
         assert!(matches!(by_code(8, "etcdserver: too many requests".into()), Failure::Unsent(_)));
+        for code in [9, 14] {
+            let learner = by_code(code, "etcdserver: rpc not supported for learner".into());
+            assert!(matches!(learner, Failure::Unsent(_)), "{code}");
+        }
         for (code, text) in [
             (14, "etcdserver: request timed out"),
             (14, "keep-alive timed out"),
