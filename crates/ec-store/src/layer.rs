@@ -28,6 +28,11 @@ pub trait Layer: Send + Sync + 'static {
         self.inner().list(prefix).await
     }
 
+    /// See [`Store::keys`].
+    async fn keys(&self, prefix: &str) -> StoreResult<Vec<String>> {
+        self.inner().keys(prefix).await
+    }
+
     /// See [`Store::txn`].
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
         self.inner().txn(txn).await
@@ -51,6 +56,10 @@ impl<L: Layer> Store for L {
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
         Layer::list(self, prefix).await
+    }
+
+    async fn keys(&self, prefix: &str) -> StoreResult<Vec<String>> {
+        Layer::keys(self, prefix).await
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
@@ -83,5 +92,32 @@ impl<L: Layer> Store for L {
 
     async fn compact(&self, revision: Revision) -> StoreResult<()> {
         self.inner().compact(revision).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{MemoryStore, StoreError};
+
+    /// Lists nothing, as if that were too much.
+    struct Unlisted(MemoryStore);
+
+    #[async_trait]
+    impl Layer for Unlisted {
+        fn inner(&self) -> &dyn Store {
+            &self.0
+        }
+
+        async fn list(&self, _: &str) -> StoreResult<Listing> {
+            Err(StoreError::Refused("not listed".into()))
+        }
+    }
+
+    #[tokio::test]
+    async fn keys_are_asked_of_the_inner_store_and_not_listed_with_their_values() {
+        let store = Unlisted(MemoryStore::new());
+        Store::txn(&store, Txn::new().put("/a/1", "x").put("/b", "y")).await.unwrap();
+        assert_eq!(Store::keys(&store, "/a/").await.unwrap(), ["/a/1"]);
     }
 }
