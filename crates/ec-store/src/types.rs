@@ -128,7 +128,11 @@ impl Txn {
 
     /// Bytes of its keys and values, those of the conditions included; on the wire come some more for each.
     pub fn bytes(&self) -> usize {
-        let when: usize = self.when.iter().map(|compare| compare.key().len()).sum();
+        let of_condition = |compare: &Compare| match compare {
+            Compare::Holds(key, value) => key.len() + value.len(),
+            other => other.key().len(),
+        };
+        let when: usize = self.when.iter().map(of_condition).sum();
         let then: usize = self
             .then
             .iter()
@@ -285,6 +289,13 @@ mod tests {
         let full = server("3.5.16", &["memberID:1 alarm:NOSPACE "]).trouble().unwrap();
         assert!(full.1.contains("alarm disarm"), "{full:?}");
         assert!(server("3.4.23", &["memberID:1 alarm:CORRUPT "]).trouble().unwrap().0.contains("differ"));
+    }
+
+    #[test]
+    fn what_a_condition_compares_with_is_sent_along() {
+        let txn =
+            Txn::new().when(Compare::Holds("/a".into(), vec![0; 10])).when(Compare::Absent("/b".into()));
+        assert_eq!(txn.put("/c", "12").delete("/d").bytes(), 12 + 2 + 4 + 2);
     }
 
     #[test]
