@@ -127,8 +127,9 @@ impl History {
         if !known {
             self.metrics.relists.add(1);
             tracing::warn!("{why}");
+            // Once: a second wish, while the listing that the first one began is being read, would have all read twice.
+            self.relist.now();
         }
-        self.relist.now();
         Unavailable(why)
     }
 
@@ -244,7 +245,51 @@ impl History {
 
 #[cfg(test)]
 pub(crate) mod tests {
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    use ec_store::{FollowOptions, Layer, Listing, MemoryStore, Store, StoreResult, follow_on_demand};
+
     use super::*;
+
+    /// A store that takes so long for a listing, and how often it was asked for one.
+    pub(crate) struct SlowToList(pub(crate) MemoryStore, pub(crate) Duration, pub(crate) AtomicUsize);
+
+    impl SlowToList {
+        pub(crate) fn new(takes: Duration) -> Arc<Self> {
+            Arc::new(Self(MemoryStore::new(), takes, AtomicUsize::default()))
+        }
+
+        pub(crate) fn listings(&self) -> usize {
+            self.2.load(Ordering::Relaxed)
+        }
+    }
+
+    #[async_trait::async_trait]
+    impl Layer for SlowToList {
+        fn inner(&self) -> &dyn Store {
+            &self.0
+        }
+
+        async fn list(&self, prefix: &str) -> StoreResult<Listing> {
+            self.2.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(self.1).await;
+            Store::list(&self.0, prefix).await
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_doubt_has_all_read_once_however_often_it_is_told() {
+        let store = SlowToList::new(Duration::from_secs(1));
+        let (mut changes, relist) =
+            follow_on_demand(store.clone() as Arc<dyn Store>, "/q/".into(), None, FollowOptions::default());
+        let history = History::new(relist, "", Arc::default());
+        changes.recv().await.unwrap();
+        for wait in [100, 500, 2000] {
+            history.doubt("it is another");
+            tokio::time::sleep(Duration::from_millis(wait)).await;
+        }
+        assert_eq!(store.listings(), 2);
+    }
 
     /// The clock after so many transactions, each of which took two revisions.
     pub(crate) fn clock(version: i64) -> KeyValue {
