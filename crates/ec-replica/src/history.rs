@@ -169,7 +169,8 @@ impl History {
             return Err(trouble);
         }
         if !reached {
-            if patience >= SILENT {
+            // Where more was begun to be read than is in the state, there is no watch yet that could be silent.
+            if patience >= SILENT && self.relist.listings() <= self.progress.borrow().listings {
                 // A watch that tells nothing of what certainly is there may never do so again.
                 return Err(
                     self.doubt(&format!("the watch on etcd did not come to revision {wanted} in time"))

@@ -106,3 +106,32 @@ impl<M: Model> Reader<M> {
         &self.tasks
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use ec_store::Txn;
+
+    use super::*;
+    use crate::{history::tests::SlowToList, quota::Quota};
+
+    #[tokio::test(start_paused = true)]
+    async fn a_listing_that_takes_long_is_not_doubted_while_it_is_read() {
+        let store = SlowToList::new(PATIENCE + Duration::from_secs(5));
+        let model = Quota::new();
+        let clock = model.prefix().clock();
+        let reader = Reader::start(store.clone(), model, CancellationToken::new());
+        // At the first start, and where what was missed meanwhile cannot be told any more.
+        for listings in 1..=2 {
+            let newest = store.0.txn(Txn::new().put(&clock, format!("t{listings}"))).await.unwrap().revision;
+            if listings == 2 {
+                store.0.txn(Txn::new().put("/other", "")).await.unwrap();
+                store.0.compact(newest + 1).await.unwrap();
+                store.0.faults().break_watches();
+            }
+            reader.fresh().await.unwrap_err();
+            tokio::time::sleep(PATIENCE).await;
+            reader.fresh().await.unwrap();
+            assert_eq!(store.listings(), listings);
+        }
+    }
+}

@@ -83,6 +83,7 @@ pub struct Relist(Arc<Wishes>);
 struct Wishes {
     wanted: Notify,
     sessions: AtomicU64,
+    listings: AtomicU64,
 }
 
 impl Relist {
@@ -94,6 +95,11 @@ impl Relist {
     /// How many watches were opened so far, and found to go on where the last one stopped.
     pub fn sessions(&self) -> u64 {
         self.0.sessions.load(Ordering::Acquire)
+    }
+
+    /// How many listings were begun so far: where that is more than were told, the last is still being read, or tried again.
+    pub fn listings(&self) -> u64 {
+        self.0.listings.load(Ordering::Acquire)
     }
 }
 
@@ -116,6 +122,7 @@ pub fn follow_on_demand(
         changes,
         relist: relist.clone(),
         place: None,
+        listings: 0,
         lost: false,
         watching_since: None,
         told: false,
@@ -213,6 +220,8 @@ struct Follower {
     relist: Relist,
     /// How far it has told; `None`: list first.
     place: Option<Place>,
+    /// How many listings it has told.
+    listings: u64,
     /// An outage was told of, and is not over.
     lost: bool,
     /// When the present session's watch was accepted.
@@ -297,9 +306,11 @@ impl Follower {
     }
 
     async fn list(&mut self) -> Result<(), End> {
+        self.relist.0.listings.store(self.listings + 1, Ordering::Release);
         let listing = self.store.list(&self.prefix).await?;
         let place = Place::of(&listing, self.clock.as_deref());
         self.tell(Change::Reset(listing)).await?;
+        self.listings += 1;
         self.place = Some(place);
         Ok(())
     }
