@@ -165,20 +165,22 @@ struct Place {
     witness: Option<KeyValue>,
     /// Whether the witness was listed, so that there may have been deletions between it and `next`.
     listed: bool,
+    /// When all was listed last, whatever watches broke since.
+    listed_at: Instant,
 }
 
 impl Place {
     fn of(listing: &Listing, clock: Option<&str>) -> Self {
         let rank = |pair: &&KeyValue| (pair.mod_revision, Some(&*pair.key) == clock);
         let witness = listing.pairs.iter().max_by_key(rank).cloned();
-        Self { next: listing.revision + 1, witness, listed: true }
+        Self { next: listing.revision + 1, witness, listed: true, listed_at: Instant::now() }
     }
 
     /// The place after these changes were told.
     fn after(&mut self, batch: &WatchBatch, clock: Option<&str>) -> Self {
-        let next = batch.resume_from;
+        let (next, listed_at) = (batch.resume_from, self.listed_at);
         let Some(newest) = batch.events.last().map(Event::revision) else {
-            return Self { next, witness: self.witness.take(), listed: self.listed };
+            return Self { next, witness: self.witness.take(), listed: self.listed, listed_at };
         };
         // A deletion leaves nothing to ask for.
         let written = batch.events.iter().rev().take_while(|event| event.revision() == newest);
@@ -187,7 +189,7 @@ impl Place {
             Event::Delete { .. } => None,
         });
         let witness = written.max_by_key(|pair| Some(&*pair.key) == clock).cloned();
-        Self { next, witness, listed: false }
+        Self { next, witness, listed: false, listed_at }
     }
 
     /// Where a new watch begins. After a break this is right behind the witness: with nothing but the word
@@ -283,8 +285,9 @@ impl Follower {
         if !broken {
             self.list().await?;
         }
-        let from = self.place.as_ref().and_then(|place| place.resume(broken)).ok_or(End::Relist)?;
-        let resync_at = Instant::now() + self.options.resync;
+        let place = self.place.as_ref().ok_or(End::Relist)?;
+        let (from, resync_at) =
+            (place.resume(broken).ok_or(End::Relist)?, place.listed_at + self.options.resync);
         let mut watch = self.store.watch(&self.prefix, from).await?;
         // Asked after the watch was accepted: a store that is replaced from now on breaks the watch.
         self.expect_same_history(from).await?;

@@ -136,18 +136,29 @@ proptest! {
 }
 
 #[tokio::test(start_paused = true)]
-async fn lost_events_are_made_good_by_the_next_resync() {
-    let store = MemoryStore::new();
+async fn lost_events_are_made_good_by_the_next_resync_however_often_watches_break() {
     let options = FollowOptions { resync: Duration::from_secs(30), ..OPTIONS };
-    let mut changes = follow(Arc::new(store.clone()), "/f/".into(), options);
-    let mut view = View::default();
-    view.until(&mut changes, |view| view.resets == 1).await;
-    store.faults().lose_events(1);
-    let begin = Instant::now();
-    store.txn(Txn::new().put("/f/a", "1")).await.unwrap();
-    view.until_key(&mut changes, "/f/a", "1").await;
-    assert!(view.events.is_empty() && view.resets == 2);
-    assert!(begin.elapsed() <= options.resync + Duration::from_secs(1), "{:?}", begin.elapsed());
+    for breaks_every in [options.resync * 10, options.resync / 3] {
+        let store = MemoryStore::new();
+        put(&store, "/f/first", "1").await;
+        let mut changes = follow(Arc::new(store.clone()), "/f/".into(), options);
+        let mut view = View::default();
+        view.until(&mut changes, |view| view.resets == 1).await;
+        store.faults().lose_events(1);
+        let begin = Instant::now();
+        store.txn(Txn::new().put("/f/a", "1")).await.unwrap();
+        let faults = store.faults();
+        let breaking = tokio::spawn(async move {
+            loop {
+                sleep(breaks_every).await;
+                faults.break_watches();
+            }
+        });
+        view.until_key(&mut changes, "/f/a", "1").await;
+        breaking.abort();
+        assert!(view.events.is_empty() && view.resets == 2);
+        assert!(begin.elapsed() <= options.resync + Duration::from_secs(1), "{:?}", begin.elapsed());
+    }
 }
 
 #[tokio::test(start_paused = true)]
