@@ -63,9 +63,10 @@ pub enum Change {
     /// Everything there is under the prefix, in place of all that was told before.
     Reset(Listing),
     /// Changes to what was told before: all of one or more revisions. None at all where the store only told
-    /// how far it has come.
+    /// how far it has come, and where a watch goes on after an outage.
     Events(WatchBatch),
-    /// The store was lost; the follower goes on trying. Once per outage, to be logged or shown.
+    /// The store was lost; the follower goes on trying. Once per outage, to be logged or shown: whatever is told after it
+    /// says that it is over.
     Lost(StoreError),
 }
 
@@ -292,8 +293,11 @@ impl Follower {
         // Asked after the watch was accepted: a store that is replaced from now on breaks the watch.
         self.expect_same_history(from).await?;
         self.relist.0.sessions.fetch_add(1, Ordering::AcqRel);
-        self.lost = false;
         self.watching_since = Some(Instant::now());
+        // Where nothing was missed, nothing else says that the outage is over.
+        if std::mem::take(&mut self.lost) && broken {
+            self.tell(Change::Events(WatchBatch { events: Vec::new(), resume_from: from })).await?;
+        }
         loop {
             let batch = tokio::select! {
                 biased;

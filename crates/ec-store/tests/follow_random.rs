@@ -12,8 +12,8 @@ use std::{
 };
 
 use ec_store::{
-    FollowOptions, Layer, Listing, MemoryStore, Revision, Store, StoreError, StoreResult, Txn, Watch, follow,
-    follow_on_demand,
+    Change, FollowOptions, Layer, Listing, MemoryStore, Revision, Store, StoreError, StoreResult, Txn, Watch,
+    follow, follow_on_demand,
 };
 use proptest::prelude::*;
 use support::{OPTIONS, PATIENCE, View, pairs, put};
@@ -174,8 +174,16 @@ async fn one_outage_is_told_once_however_long_it_lasts() {
     let begin = Instant::now();
     view.until(&mut changes, |view| view.resets == 1).await;
     assert!(begin.elapsed() <= FollowOptions::default().backoff_max);
-    store.faults().set_reachable(false);
-    view.until(&mut changes, |view| view.outages == 2).await;
+    // Each is told to be over, also where the watch goes on with nothing to tell.
+    put(&store, "/f/a", "1").await;
+    view.until_key(&mut changes, "/f/a", "1").await;
+    for outages in 2..=3 {
+        store.faults().set_reachable(false);
+        view.until(&mut changes, |view| view.outages == outages).await;
+        store.faults().set_reachable(true);
+        let over = timeout(PATIENCE, changes.recv()).await.unwrap();
+        assert!(matches!(&over, Some(Change::Events(batch)) if batch.events.is_empty()), "{over:?}");
+    }
 }
 
 /// A store that is listed, and of which each watch is refused, as of a history that is gone.
