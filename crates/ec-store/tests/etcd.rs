@@ -8,15 +8,18 @@
 
 mod support;
 
-use std::{path::PathBuf, process::Command, time::Duration};
+use std::{path::PathBuf, process::Command, sync::Arc, time::Duration};
 
 use ec_store::{
-    EtcdConfig, EtcdStore, EtcdTls, LeaseId, Store, StoreError, StoreResult, Txn,
+    EtcdConfig, EtcdStore, EtcdTls, Grant, LeaseId, Store, StoreError, StoreResult, Txn, Users,
     testing::{EtcdServer, ServerTls, certificates},
 };
 use etcd_client::{AlarmAction, AlarmType};
 use support::{PATIENCE, binaries, connect, connect_within, put};
-use tokio::time::{Instant, timeout};
+use tokio::{
+    task::JoinSet,
+    time::{Instant, timeout},
+};
 
 /// A port that nobody listens on.
 fn dead_endpoint() -> String {
@@ -259,6 +262,29 @@ async fn users_see_what_their_roles_let_them_see() {
     assert!(!watch.next().await.unwrap().events.is_empty());
     let lease = store.grant(Duration::from_secs(30)).await.unwrap();
     store.keep_alive(lease).await.unwrap();
+}
+
+/// Who finds that something is not there, and is told that it is when he makes it: another was quicker, or an earlier try of his own.
+#[tokio::test]
+async fn what_another_makes_of_users_meanwhile_is_made() {
+    async fn at_once<R>(op: impl Fn(Arc<EtcdStore>) -> R, store: &Arc<EtcdStore>)
+    where
+        R: Future<Output = StoreResult<()>> + Send + 'static,
+    {
+        let all: JoinSet<_> = (0..8).map(|_| op(Arc::clone(store))).collect();
+        for done in all.join_all().await {
+            done.unwrap();
+        }
+    }
+    let server = EtcdServer::start(None).await.unwrap();
+    let store = connect(&[server.endpoint()]).await;
+    let right = |key: &str| Grant { key: key.into(), tree: true, write: false };
+    for _ in 0..5 {
+        at_once(|store| async move { store.ensure_user("u", "u").await }, &store).await;
+        store.ensure_role("u", &[right("/a/"), right("/b/")]).await.unwrap();
+        at_once(move |store| async move { store.ensure_role("u", &[right("/a/")]).await }, &store).await;
+        at_once(|store| async move { store.drop_user("u").await }, &store).await;
+    }
 }
 
 #[tokio::test]

@@ -13,7 +13,7 @@ use super::{
     failure::{Failure, classify},
     prefix_end,
 };
-use crate::{StoreResult, Users};
+use crate::{StoreError, StoreResult, Users};
 
 /// A right that a role has.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -49,10 +49,27 @@ impl EtcdStore {
         done.await.map_err(|failure: Failure| self.endpoints.error(failure, Repeat::Safe))
     }
 
+    /// What others may do at the same time, and what an earlier try may have done whose answer was lost: that it is so already, as
+    /// etcd says in these words, is no error.
+    async fn bring_about<T, R>(
+        &self,
+        is_so: &str,
+        op: impl Fn(etcd_client::AuthClient) -> R,
+    ) -> StoreResult<()>
+    where
+        R: Future<Output = Result<T, etcd_client::Error>>,
+    {
+        match self.administer(op).await {
+            Err(StoreError::Refused(why)) if why.contains(is_so) => Ok(()),
+            done => done.map(drop),
+        }
+    }
+
     async fn have_role(&self, role: &str) -> StoreResult<()> {
         let roles = self.administer(|mut auth| async move { auth.role_list().await }).await?;
         if !roles.roles().iter().any(|there| there == role) {
-            self.administer(|mut auth| async move { auth.role_add(role).await }).await?;
+            let is_there = "role name already exists";
+            self.bring_about(is_there, |mut auth| async move { auth.role_add(role).await }).await?;
         }
         Ok(())
     }
@@ -79,7 +96,7 @@ impl Users for EtcdStore {
                 continue;
             }
             let (key, end) = &range;
-            self.administer(|mut auth| {
+            self.bring_about("permission is not granted to the role", |mut auth| {
                 let options = etcd_client::RoleRevokePermissionOptions::new().with_range_end(end.clone());
                 let key = key.clone();
                 async move { auth.role_revoke_permission(role, key, Some(options)).await }
@@ -93,7 +110,7 @@ impl Users for EtcdStore {
         self.have_role(role).await?;
         let users = self.administer(|mut auth| async move { auth.user_list().await }).await?;
         if !users.users().iter().any(|there| there == user) {
-            self.administer(|mut auth| async move {
+            self.bring_about("user name already exists", |mut auth| async move {
                 auth.user_add(user, "", Some(UserAddOptions::new().with_no_pwd())).await
             })
             .await?;
@@ -108,11 +125,13 @@ impl Users for EtcdStore {
     async fn drop_user(&self, user: &str) -> StoreResult<()> {
         let users = self.administer(|mut auth| async move { auth.user_list().await }).await?;
         if users.users().iter().any(|there| there == user) {
-            self.administer(|mut auth| async move { auth.user_delete(user).await }).await?;
+            let is_gone = "user name not found";
+            self.bring_about(is_gone, |mut auth| async move { auth.user_delete(user).await }).await?;
         }
         let roles = self.administer(|mut auth| async move { auth.role_list().await }).await?;
         if roles.roles().iter().any(|there| there == user) {
-            self.administer(|mut auth| async move { auth.role_delete(user).await }).await?;
+            let is_gone = "role name not found";
+            self.bring_about(is_gone, |mut auth| async move { auth.role_delete(user).await }).await?;
         }
         Ok(())
     }
