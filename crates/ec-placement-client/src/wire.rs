@@ -334,7 +334,14 @@ impl Wire {
             }
             return Ok(body);
         }
-        let detail = detail(&body).unwrap_or_else(|| match status.is_redirection() {
+        let told = detail(&body);
+        // Nor is whatever else stands in the way believed that something is gone: a claim that it knows nothing of would be held for ever.
+        if status == StatusCode::NOT_FOUND && told.is_none() {
+            return Err(self.unreachable(format!(
+                "HTTP {status}, not in the words of the Placement API: is `placement.endpoint` the API's own URL?"
+            )));
+        }
+        let detail = told.unwrap_or_else(|| match status.is_redirection() {
             true => format!(
                 "HTTP {status}, and no redirect is followed: is `placement.endpoint` the API's own URL?"
             ),
@@ -526,6 +533,39 @@ mod tests {
             headers.get("x-openstack-request-id").map(|id| id.to_str().unwrap().to_owned())
         };
         assert_eq!(heard.iter().map(named).collect::<Vec<_>>(), [None, Some(id.to_string()), None]);
+    }
+
+    /// Knows of nothing, in these words.
+    struct KnowsNothing(&'static str);
+
+    #[async_trait::async_trait]
+    impl Transport for KnowsNothing {
+        async fn exchange(&self, _: Request) -> Result<Answer, String> {
+            Ok(Answer { status: StatusCode::NOT_FOUND, body: self.0.into(), ahead: None })
+        }
+    }
+
+    #[tokio::test]
+    async fn only_placement_itself_is_believed_that_there_is_no_such_thing() {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let own = Wire::new(&PlacementConfig::default()).unwrap();
+        for (body, is_believed) in [
+            // OpenStack's own, and eplacement's.
+            (
+                r#"{"errors":[{"status":404,"detail":"The resource could not be found.\n\n No such.  "}]}"#,
+                true,
+            ),
+            (r#"{"errors":[{"status":404,"detail":"The resource could not be found."}]}"#, true),
+            // A proxy's.
+            ("<html><head><title>404 Not Found</title></head></html>", false),
+            (r#"{"message":"no Route matched with those values"}"#, false),
+            ("", false),
+        ] {
+            let wire = own.clone().over(Arc::new(KnowsNothing(body)));
+            let error = wire.send(Method::DELETE, "allocations/x", None).await.unwrap_err();
+            assert_eq!(matches!(error, PlacementError::NotFound(_)), is_believed, "{body}: {error}");
+            assert_eq!(error.is_transient(), !is_believed, "{body}: {error}");
+        }
     }
 
     /// Speaks up to this version.
