@@ -5,7 +5,7 @@
 //!            └──────────── asked to end ──────────────────────┴──▶ drain, remove the address, close
 //! ```
 //!
-//! Only trouble that no waiting mends ends it: missing rights, or a kernel that refuses from the start.
+//! Only trouble that no waiting mends ends it: missing rights, a kernel that refuses from the start, or a fault of its own.
 
 use std::{
     fs, io,
@@ -141,16 +141,22 @@ impl Post {
             (service(&self.sources, &self.config.account), callers(&self.sources, self.is_usual()));
         let server = tokio::spawn(http::run(listener, service, callers, shutdown.clone()));
         let mut outcome = Ok(());
-        while outcome.is_ok() && self.pause(shutdown).await {
+        while outcome.is_ok() && !server.is_finished() && self.pause(shutdown).await {
             outcome = self.look_after().await;
         }
         if outcome.is_err() {
             server.abort();
         }
-        // The address goes while the port is still taken: whoever waits for the port puts up an address
-        // of its own and finds it not removed under its feet.
-        if let Ok(_listener) = server.await {
-            self.leave().await?;
+        match server.await {
+            // The address goes while the port is still taken: whoever waits for the port puts up an address
+            // of its own and finds it not removed under its feet.
+            Ok(_listener) => self.leave().await?,
+            // Nobody would be answered any more, and all else would go on as if they were.
+            Err(error) if error.is_panic() => {
+                let doing = "go on accepting guests' connections".to_owned();
+                return Err(MetadataError::System { doing, source: io::Error::other(error) });
+            }
+            Err(_) => {}
         }
         outcome
     }
