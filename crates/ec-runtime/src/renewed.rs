@@ -1,4 +1,4 @@
-//! What is made of files that somebody may write anew, and made anew then: certificates and their keys.
+//! What is made of files that somebody may write anew, and made anew then: certificates and their keys, and those of user-data.
 
 use std::{
     error::Error,
@@ -45,7 +45,7 @@ impl Files {
     /// They are used as they were read after that look. (Where they could not be, they are as new as before: a key and its
     /// certificate are two files, and are written one after the other.)
     pub fn use_as(&mut self, look: Look) {
-        tracing::info!(files = ?self.paths, "certificates were written anew, and are used from now on");
+        tracing::info!(files = ?self.paths, "files were written anew, and are used from now on");
         self.used = look;
     }
 }
@@ -89,7 +89,10 @@ impl<T: Clone, E: Error> Renewed<T, E> {
                     *value = made;
                     files.use_as(look);
                 }
-                Err(error) => tracing::warn!(error = chain(&error), "certificates stay as they were"),
+                Err(error) => tracing::warn!(
+                    error = chain(&error),
+                    "files were written anew, and cannot be used: what was read before is used on"
+                ),
             }
         }
         value.clone()
