@@ -15,6 +15,7 @@ use tracing::{
 };
 use tracing_subscriber::{
     EnvFilter,
+    filter::ParseError,
     fmt::{
         FmtContext, FormatEvent, FormattedFields,
         format::{JsonFields, Writer},
@@ -37,7 +38,8 @@ pub enum LogFormat {
 
 /// Starts logging. `RUST_LOG` decides what is logged, else `default` does.
 pub fn init_logging(format: LogFormat, default: &str) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new(default));
+    let set = std::env::var_os(EnvFilter::DEFAULT_ENV);
+    let (filter, wrong) = chosen(set.as_ref().map(|set| set.to_string_lossy()).as_deref(), default);
     let builder = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
     let started = match format {
         LogFormat::Text => builder.with_target(false).with_ansi(std::io::stderr().is_terminal()).try_init(),
@@ -45,6 +47,18 @@ pub fn init_logging(format: LogFormat, default: &str) {
     };
     // Only a second call in one process fails; the first one's choice stands.
     started.ok();
+    if let Some(error) = wrong {
+        tracing::warn!(%error, "RUST_LOG is not understood, and counts as not set");
+    }
+}
+
+/// Which lines there are. Of what is not understood: why, with a filter that lets that be told, whatever the default is.
+fn chosen(set: Option<&str>, default: &str) -> (EnvFilter, Option<ParseError>) {
+    match set.map(EnvFilter::try_new) {
+        None => (EnvFilter::new(default), None),
+        Some(Ok(filter)) => (filter, None),
+        Some(Err(error)) => (EnvFilter::new(format!("{default},{}=warn", module_path!())), Some(error)),
+    }
 }
 
 /// One object per line, flat: whoever looks for an instance need not know whether the line or a span around it names it.
@@ -137,9 +151,14 @@ mod tests {
     }
 
     fn lines(log: impl FnOnce()) -> Vec<Value> {
+        lines_of(EnvFilter::new("info"), log)
+    }
+
+    fn lines_of(filter: EnvFilter, log: impl FnOnce()) -> Vec<Value> {
         let written = Written::default();
         let own = written.clone();
         let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
             .with_writer(move || own.clone())
             .fmt_fields(JsonFields::new())
             .event_format(JsonLines)
@@ -172,6 +191,21 @@ mod tests {
             "error": "a \"quoted\"\nerror", "debugged": "Some(1)", "much": 1.5, "off": true,
         });
         assert_eq!(lines, [wanted]);
+    }
+
+    #[test]
+    fn a_filter_that_is_not_understood_is_told_also_where_nothing_else_is() {
+        for (set, is_wrong, told) in
+            [(None, false, 0), (Some("warn"), false, 2), (Some("info,ec_store=loud"), true, 1)]
+        {
+            let (filter, wrong) = chosen(set, "off");
+            assert_eq!(wrong.is_some(), is_wrong, "{set:?}");
+            let lines = lines_of(filter, || {
+                tracing::warn!("here");
+                tracing::warn!(target: "elsewhere", "there");
+            });
+            assert_eq!(lines.len(), told, "{set:?}: {lines:?}");
+        }
     }
 
     #[test]
