@@ -153,6 +153,20 @@ async fn a_lease_and_its_renewal_survive_a_restart_of_etcd() {
 }
 
 #[tokio::test]
+async fn a_member_that_freezes_costs_no_lease_however_long_requests_may_take() {
+    let (a, b) = (EtcdServer::start(None).await.unwrap(), EtcdServer::start(None).await.unwrap());
+    let store = connect_within(&[a.endpoint(), b.endpoint()], PATIENCE).await;
+    let ttl = Duration::from_secs(9);
+    // The lease of a key is the same in every etcd.
+    let lease = connect(&[b.endpoint()]).await.grant_for("/a", ttl).await.unwrap();
+    assert_eq!(store.grant_for("/a", ttl).await.unwrap(), lease);
+    store.keep_alive(lease).await.unwrap();
+    a.freeze().unwrap();
+    timeout(ttl / 2, store.keep_alive(lease)).await.expect("it is not renewed in time").unwrap();
+    a.thaw().unwrap();
+}
+
+#[tokio::test]
 async fn a_watch_ends_with_an_error_when_etcd_dies_and_stays_ended() {
     let mut server = EtcdServer::start(None).await.unwrap();
     let store = connect(&[server.endpoint()]).await;

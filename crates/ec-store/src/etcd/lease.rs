@@ -30,6 +30,8 @@ struct Keeper {
     endpoint: usize,
     ask: LeaseKeeper,
     answers: LeaseKeepAliveStream,
+    /// The time that the last renewal gave.
+    ttl: Duration,
 }
 
 impl Keeper {
@@ -38,7 +40,10 @@ impl Keeper {
         match self.answers.message().await.map_err(classify)? {
             // An expired lease is no error on an open stream: it comes back with no time left.
             Some(answer) => match u64::try_from(answer.ttl()) {
-                Ok(seconds) if seconds > 0 => Ok(Duration::from_secs(seconds)),
+                Ok(seconds) if seconds > 0 => {
+                    self.ttl = Duration::from_secs(seconds);
+                    Ok(self.ttl)
+                }
                 _ => Err(Failure::LeaseGone),
             },
             None => Err(Failure::Broken("the renewal stream ended".into())),
@@ -69,7 +74,9 @@ impl Keepers {
         // Taken in a statement of its own: a guard in an `if let` would live through the whole of it.
         let open = self.table().remove(&lease);
         if let Some(mut keeper) = open {
-            match timeout(endpoints.timeout(), keeper.renew()).await {
+            // However long a request may take, enough of the lease is to be left for another member.
+            let patience = endpoints.timeout().min(keeper.ttl / 3);
+            match timeout(patience, keeper.renew()).await {
                 Ok(Ok(ttl)) => {
                     self.keep(lease, keeper);
                     return Ok(ttl);
@@ -82,7 +89,7 @@ impl Keepers {
         let renewed = endpoints
             .run_at(Lane::Requests, Repeat::Safe, |client, endpoint| async move {
                 let (ask, answers) = client.lease_client().keep_alive(lease.0).await.map_err(classify)?;
-                let mut keeper = Keeper { endpoint, ask, answers };
+                let mut keeper = Keeper { endpoint, ask, answers, ttl: Duration::ZERO };
                 // Opening renews as well, but does not tell the time granted.
                 let ttl = keeper.renew().await?;
                 Ok((ttl, keeper))
