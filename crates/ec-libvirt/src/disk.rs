@@ -349,17 +349,25 @@ impl Pool {
         self.find(&self.open(connect)?, &volume_name(instance))
     }
 
-    /// Puts a disk that is whole in the place of another, or of none, in one step, which lasts.
-    pub(crate) fn put_in_place(&self, connect: &Connect, from: &Path, to: &Path) -> Result<(), CallError> {
-        let old = self.behind(to)?;
-        let whole = std::fs::File::open(from).and_then(|file| file.sync_all());
-        match whole.and_then(|()| std::fs::rename(from, to)) {
-            Ok(()) => {}
-            Err(error) if error.kind() == ErrorKind::NotFound => {
-                return Err(CallError::Refused(format!("there is no {} to put in place", from.display())));
+    /// Puts a disk that is whole in the place of another, or of none, in one step, which lasts; just before it does what cannot be
+    /// taken back, since all that may be refused was looked at.
+    pub(crate) fn put_in_place(
+        &self,
+        connect: &Connect,
+        from: &Path,
+        to: &Path,
+        before: impl FnOnce() -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
+        let failed = |error: io::Error| match error.kind() {
+            ErrorKind::NotFound => {
+                CallError::Refused(format!("there is no {} to put in place", from.display()))
             }
-            Err(error) => return Err(CallError::io("put in place", from, &error)),
-        }
+            _ => CallError::io("put in place", from, &error),
+        };
+        let old = self.behind(to)?;
+        File::open(from).and_then(|file| file.sync_all()).map_err(failed)?;
+        before()?;
+        std::fs::rename(from, to).map_err(failed)?;
         // It is there from here on, whatever else fails: nobody is to hear that the other one was kept.
         let gone = old.map_or(Ok(()), |old| remove_file(&old));
         let told = gone.and_then(|()| keep_names(&self.path)).and_then(|()| self.tell(&self.open(connect)?));
@@ -410,8 +418,13 @@ impl Pool {
     }
 
     /// Puts the overlay beside the instance's own in its place, in one step: there is always one of them.
-    pub(crate) fn replace_overlay(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
-        self.put_in_place(connect, &self.successor_path(instance), &self.volume_path(instance))
+    pub(crate) fn replace_overlay(
+        &self,
+        connect: &Connect,
+        instance: InstanceId,
+        before: impl FnOnce() -> Result<(), CallError>,
+    ) -> Result<(), CallError> {
+        self.put_in_place(connect, &self.successor_path(instance), &self.volume_path(instance), before)
     }
 
     /// As long as the file is open, no guest is started that writes this disk; nothing where there is none.

@@ -288,17 +288,25 @@ pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Res
     unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
 }
 
+/// The instance's domain, where there is one; an error where that is up.
+pub(crate) fn down(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+) -> Result<Option<Domain>, CallError> {
+    match find(connect, node, instance)? {
+        Found::Ours(domain) if domain.is_active()? => Err(CallError::Refused("the guest is up".into())),
+        Found::Ours(domain) => Ok(Some(domain)),
+        Found::Foreign => Err(foreign(instance)),
+        Found::Nothing => Ok(None),
+    }
+}
+
 /// Deletes memory that was saved, since it is of a disk that goes, or is not wanted. An error where the domain is up.
 pub(crate) fn forget_memory(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
-    let domain = match find(connect, node, instance)? {
-        Found::Ours(domain) => domain,
-        Found::Foreign => return Err(foreign(instance)),
-        Found::Nothing => return Ok(()),
-    };
-    if domain.is_active()? {
-        return Err(CallError::Refused("the guest is up".into()));
-    }
-    if domain.has_managed_save(0)? {
+    if let Some(domain) = down(connect, node, instance)?
+        && domain.has_managed_save(0)?
+    {
         domain.managed_save_remove(0)?;
     }
     Ok(())

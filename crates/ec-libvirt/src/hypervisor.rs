@@ -449,13 +449,13 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_astray(connect, &pool, instance)?;
-            domain::forget_memory(connect, node, instance)?;
+            let domain = domain::down(connect, node, instance)?;
             // From the looks to the end no guest is started on the one that goes.
             let _kept = pool.keep_from_writing(instance)?;
             // Who writes it already holds the same kind of lock.
             volumes::refuse_written(&pool, instance)?;
             // A domain has a disk of its own; what has none may be a volume of one.
-            if let Found::Nothing = domain::find(connect, node, instance)?
+            if domain.is_none()
                 && let Some(user) = volumes::user_of(connect, &pool, instance)?
             {
                 let guest = user.instance;
@@ -468,7 +468,8 @@ impl Hypervisor for LibvirtHypervisor {
                     return Err(CallError::Refused(why));
                 }
             }
-            pool.replace_overlay(connect, instance)
+            // Where it is refused the disk stays, and the guest goes on with it from its memory.
+            pool.replace_overlay(connect, instance, || domain::forget_memory(connect, node, instance))
         };
         self.act.call(format!("replace the overlay of {instance}"), Scope::Instance(instance), work).await
     }

@@ -890,23 +890,42 @@ async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_neither_deleted_no
     };
 
     let test = Test::new(|_| ()).await;
-    let (hypervisor, volume) = (&test.hypervisor, fresh());
+    let (hypervisor, volume, saved) = (&test.hypervisor, fresh(), fresh());
     hypervisor.prepare().await.unwrap();
     hypervisor.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
-    let path = test.config.pool_path.join(format!("{volume}.qcow2"));
+    let at = |disk: InstanceId| test.config.pool_path.join(format!("{disk}.qcow2"));
+    let path = at(volume);
     // As QEMU does it for a guest of another host.
-    let mut writer = Command::new("qemu-io")
-        .args(["-f", "qcow2"])
-        .arg(&path)
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut asked = writer.stdin.take().unwrap();
-    asked.write_all(b"write 0 512\n").unwrap();
-    let mut line = String::new();
-    BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
-    assert!(line.contains("wrote 512/512"), "{line}");
+    let write = |path: &std::path::Path| {
+        let mut writer = Command::new("qemu-io")
+            .args(["-f", "qcow2"])
+            .arg(path)
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut asked = writer.stdin.take().unwrap();
+        asked.write_all(b"write 0 512\n").unwrap();
+        let mut line = String::new();
+        BufReader::new(writer.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert!(line.contains("wrote 512/512"), "{line}");
+        (writer, asked)
+    };
+    conformance::build(&**hypervisor, &base(), saved).await;
+    hypervisor.save(saved).await.unwrap();
+    let is_saved = || async { hypervisor.observe(saved).await.unwrap().domain == Some(RunState::Saved) };
+    assert!(failure(hypervisor.replace_overlay(saved).await).contains("to put in place"));
+    assert!(is_saved().await, "the disk stays, and so does the memory of it");
+    hypervisor.create_successor(saved, &VolumeSource::Image(base()), None).await.unwrap();
+    let (mut writer, asked) = write(&at(saved));
+    let why = hypervisor.replace_overlay(saved).await.unwrap_err().to_string();
+    assert!(why.contains("is written by somebody"), "{why}");
+    drop(asked);
+    writer.wait().unwrap();
+    assert!(is_saved().await, "nor does it go while somebody is in the way");
+    hypervisor.replace_overlay(saved).await.unwrap();
+    assert!(!is_saved().await, "it was of the disk that went");
+    let (mut writer, asked) = write(&path);
     hypervisor.create_successor(volume, &VolumeSource::Image(base()), None).await.unwrap();
     for refused in [
         hypervisor.destroy(volume).await,
