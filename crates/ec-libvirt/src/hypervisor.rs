@@ -763,8 +763,9 @@ impl Hypervisor for LibvirtHypervisor {
             }
             copy::give_up(connect, config.node, &pool, instance)?;
             domain::remove(connect, config.node, instance)?;
-            protection.dismiss(&config, instance);
             volumes::refuse_written(&pool, instance)?;
+            // Not before: whoever writes it may be a guest that libvirt does not know, and sends from its ports.
+            protection.dismiss(&config, instance);
             pool.delete_volume(connect, instance)?;
             console::remove(&log)
         };
