@@ -134,11 +134,12 @@ impl Lanes {
             return Err(timed_out(format!("an earlier call than the one to {what}")));
         }
         let permit = tokio::time::timeout(self.timeout, Arc::clone(&self.permits).acquire_owned()).await;
-        let free = permit.ok().and_then(Result::ok).zip(locked(&self.free).pop());
-        let Some((permit, lane)) = free else {
+        let permit = permit.ok().and_then(Result::ok);
+        // With the permit alone: a lane that is taken without one comes back never.
+        let Some(turn) = permit.and_then(|permit| self.turn(permit)) else {
             return Err(timed_out(format!("any of the calls before the one to {what}")));
         };
-        let turn = Turn { lane: Arc::clone(&lane), free: Arc::clone(&self.free), _permit: permit };
+        let lane = Arc::clone(&turn.lane);
         let called = lane.call(turn, what.clone(), scope, work).await;
         match (called, scope) {
             (Err(error @ HypervisorError::TimedOut { .. }), Scope::Instance(instance)) => {
@@ -151,12 +152,17 @@ impl Lanes {
         }
     }
 
+    /// The lane that goes with a permit.
+    fn turn(&self, permit: OwnedSemaphorePermit) -> Option<Turn> {
+        let lane = locked(&self.free).pop()?;
+        Some(Turn { lane, free: Arc::clone(&self.free), _permit: permit })
+    }
+
     /// Why no call about an instance comes back, where libvirt can tell at once.
     async fn held(&self, instance: InstanceId, error: HypervisorError) -> Option<&'static str> {
         let asks = Arc::clone(&self.asks).try_acquire_owned().ok()?;
-        let permit = Arc::clone(&self.permits).try_acquire_owned().ok()?;
-        let lane = locked(&self.free).pop()?;
-        let turn = Turn { lane: Arc::clone(&lane), free: Arc::clone(&self.free), _permit: permit };
+        let turn = self.turn(Arc::clone(&self.permits).try_acquire_owned().ok()?)?;
+        let lane = Arc::clone(&turn.lane);
         let work = move |connect: &Connect| {
             let held = domain::held(connect, instance, &error);
             drop(asks);
