@@ -42,6 +42,8 @@ const EVENTS: usize = 256;
 /// Lanes of each kind. All of them, with their openings, stay below the 20 workers of libvirtd, so that stuck
 /// calls of ours leave it able to answer.
 const ACTING: usize = 12;
+/// Of those that act, so many are kept for what ends guests.
+const ENDING: usize = 3;
 const LOOKING: usize = 4;
 const ASKING_AGENTS: usize = 3;
 /// Consoles that may be open at a time; each is a connection and a thread.
@@ -92,11 +94,13 @@ impl LibvirtHypervisor {
         }
         let events = broadcast::channel(EVENTS).0;
         let hung = Arc::new(Hung::default());
-        let lanes = |count, listener| Lanes::new(&config.uri, config.call_timeout, count, &hung, listener);
+        let lanes = |count, kept, listener| {
+            Lanes::new(&config.uri, config.call_timeout, count, kept, &hung, listener)
+        };
         Ok(Self {
-            act: lanes(ACTING, None),
-            look: lanes(LOOKING, Some(listener(events.clone()))),
-            agent: Arc::new(lanes(ASKING_AGENTS, None)),
+            act: lanes(ACTING, ENDING, None),
+            look: lanes(LOOKING, 0, Some(listener(events.clone()))),
+            agent: Arc::new(lanes(ASKING_AGENTS, 0, None)),
             consoles: Arc::new(Semaphore::new(CONSOLES)),
             agents: Arc::default(),
             told: Told::default(),

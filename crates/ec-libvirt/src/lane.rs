@@ -81,6 +81,8 @@ pub(crate) struct Lanes {
     timeout: Duration,
     hung: Arc<Hung>,
     permits: Arc<Semaphore>,
+    /// For all but what ends guests, which is what frees hung calls: those must not keep every lane from it.
+    others: Arc<Semaphore>,
     /// As many as there are permits. The one used last is used next, so that few are opened where few are needed.
     free: Arc<Mutex<Vec<Arc<Lane>>>>,
     /// Of the one question at a time for what a call waits for: a daemon that stands still answers none.
@@ -93,6 +95,7 @@ struct Turn {
     free: Arc<Mutex<Vec<Arc<Lane>>>>,
     /// Given back after the lane.
     _permit: OwnedSemaphorePermit,
+    _other: Option<OwnedSemaphorePermit>,
 }
 
 impl Drop for Turn {
@@ -102,11 +105,12 @@ impl Drop for Turn {
 }
 
 impl Lanes {
-    /// So many lanes to the same daemon; with a listener, the first of them listens.
+    /// So many lanes to the same daemon, of which some are kept for what ends guests; with a listener, the first of them listens.
     pub(crate) fn new(
         uri: &str,
         timeout: Duration,
         count: usize,
+        kept: usize,
         hung: &Arc<Hung>,
         listener: Option<Listener>,
     ) -> Self {
@@ -116,6 +120,7 @@ impl Lanes {
             timeout,
             hung: Arc::clone(hung),
             permits: Arc::new(Semaphore::new(count)),
+            others: Arc::new(Semaphore::new(count - kept)),
             free: Arc::new(Mutex::new(lanes)),
             asks: Arc::new(Semaphore::new(1)),
         }
@@ -133,10 +138,18 @@ impl Lanes {
         if self.hung.is(scope) {
             return Err(timed_out(format!("an earlier call than the one to {what}")));
         }
-        let permit = tokio::time::timeout(self.timeout, Arc::clone(&self.permits).acquire_owned()).await;
-        let permit = permit.ok().and_then(Result::ok);
+        let permits = async {
+            let other = match scope {
+                Scope::End(_) => None,
+                Scope::Host | Scope::Instance(_) => {
+                    Some(Arc::clone(&self.others).acquire_owned().await.ok()?)
+                }
+            };
+            Some((Arc::clone(&self.permits).acquire_owned().await.ok()?, other))
+        };
+        let permits = tokio::time::timeout(self.timeout, permits).await.ok().flatten();
         // With the permit alone: a lane that is taken without one comes back never.
-        let Some(turn) = permit.and_then(|permit| self.turn(permit)) else {
+        let Some(turn) = permits.and_then(|(permit, other)| self.turn(permit, other)) else {
             return Err(timed_out(format!("any of the calls before the one to {what}")));
         };
         let lane = Arc::clone(&turn.lane);
@@ -153,15 +166,16 @@ impl Lanes {
     }
 
     /// The lane that goes with a permit.
-    fn turn(&self, permit: OwnedSemaphorePermit) -> Option<Turn> {
+    fn turn(&self, permit: OwnedSemaphorePermit, other: Option<OwnedSemaphorePermit>) -> Option<Turn> {
         let lane = locked(&self.free).pop()?;
-        Some(Turn { lane, free: Arc::clone(&self.free), _permit: permit })
+        Some(Turn { lane, free: Arc::clone(&self.free), _permit: permit, _other: other })
     }
 
     /// Why no call about an instance comes back, where libvirt can tell at once.
     async fn held(&self, instance: InstanceId, error: HypervisorError) -> Option<&'static str> {
         let asks = Arc::clone(&self.asks).try_acquire_owned().ok()?;
-        let turn = self.turn(Arc::clone(&self.permits).try_acquire_owned().ok()?)?;
+        // One of those that are kept, where there is no other: there is one such question at a time.
+        let turn = self.turn(Arc::clone(&self.permits).try_acquire_owned().ok()?, None)?;
         let lane = Arc::clone(&turn.lane);
         let work = move |connect: &Connect| {
             let held = domain::held(connect, instance, &error);
@@ -384,6 +398,39 @@ fn end_elsewhere(link: Link) {
         if spawned.is_err() {
             // Without a thread the connection is rather leaked than closed on an async thread.
             std::mem::forget(kept);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::mpsc;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_ends_guests_has_lanes_where_hung_calls_keep_all_others() {
+        let timeout = Duration::from_millis(300);
+        // libvirt's own driver for tests.
+        let lanes = Lanes::new("test:///default", timeout, 3, 1, &Arc::default(), None);
+        let instance = |n: u8| format!("{n:032x}").parse::<InstanceId>().unwrap();
+        let mut gates = Vec::new();
+        for n in 0..2 {
+            let (release, gate) = mpsc::channel::<()>();
+            gates.push(release);
+            let hangs = move |_: &Connect| Ok(gate.recv().is_ok());
+            let hung = lanes.call("hang".to_owned(), Scope::Instance(instance(n)), hangs).await;
+            assert!(matches!(hung, Err(HypervisorError::TimedOut { .. })), "{hung:?}");
+        }
+        for _ in 0..2 {
+            let waits = lanes.call("wait".to_owned(), Scope::Instance(instance(2)), |_| Ok(())).await;
+            assert!(waits.unwrap_err().to_string().contains("any of the calls before"));
+            // Neither is a lane lost to those that waited in vain.
+            lanes.call("end".to_owned(), Scope::End(instance(0)), |_| Ok(())).await.unwrap();
+        }
+        drop(gates);
+        for n in 2..5 {
+            lanes.call("go on".to_owned(), Scope::Instance(instance(n)), |_| Ok(())).await.unwrap();
         }
     }
 }
