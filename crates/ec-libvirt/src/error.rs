@@ -1,6 +1,7 @@
 //! From libvirt's errors to what the agent can do about them.
 
 use ec_hypervisor::HypervisorError;
+use nix::errno::Errno;
 use virt::error::{Error, ErrorDomain, ErrorNumber};
 
 /// Why work on a connection did not succeed.
@@ -21,9 +22,25 @@ impl From<Error> for CallError {
 }
 
 impl CallError {
-    /// A failure of the file system.
+    /// A failure of the file system: for now, where its server or its disk is in trouble, or full, or this host short of
+    /// something. Nothing is wrong with the instance then, and nothing of it is given up.
     pub(crate) fn io(doing: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
-        Self::Refused(format!("could not {doing} {}: {error}", path.display()))
+        let why = format!("could not {doing} {}: {error}", path.display());
+        match error.raw_os_error().map(Errno::from_raw) {
+            Some(
+                Errno::EIO
+                | Errno::ESTALE
+                | Errno::ETIMEDOUT
+                | Errno::ENOSPC
+                | Errno::EDQUOT
+                | Errno::EMFILE
+                | Errno::ENFILE
+                | Errno::ENOMEM
+                | Errno::ENOLCK
+                | Errno::EAGAIN,
+            ) => Self::NotNow(why),
+            _ => Self::Refused(why),
+        }
     }
 
     /// In the terms of the trait. `lost` tells that the connection is gone, whatever the error says.
@@ -96,6 +113,17 @@ mod tests {
         let error = failed().classify("connect", uri, 1, true);
         assert!(matches!(error, HypervisorError::Unreachable { .. }), "{error}");
         assert!(error.to_string().contains(uri), "{error}");
+    }
+
+    #[test]
+    fn a_file_system_in_trouble_is_waited_for_and_what_it_refuses_is_not() {
+        let failed = |errno| CallError::io("look at", "/x".as_ref(), &std::io::Error::from(errno));
+        for errno in [Errno::EIO, Errno::ESTALE, Errno::EDQUOT, Errno::EMFILE, Errno::EAGAIN] {
+            assert!(matches!(failed(errno), CallError::NotNow(_)), "{errno}");
+        }
+        for errno in [Errno::ENOENT, Errno::EACCES, Errno::EROFS, Errno::ELOOP] {
+            assert!(matches!(failed(errno), CallError::Refused(_)), "{errno}");
+        }
     }
 
     #[test]
