@@ -35,7 +35,7 @@ use names::{copy, copy_name, moved, name_of, part, part_name, rescue_name, succe
 pub(crate) struct Pool {
     name: String,
     pub(crate) path: PathBuf,
-    /// Files came or went, and libvirt was too busy to hear of them.
+    /// Files came or went, and libvirt has not heard of them: what an agent before this one could not tell it nobody knows.
     is_stale: Arc<AtomicBool>,
     /// The directory's inode when it was made ready: what lies in its place while its file system is not mounted has another.
     inode: Arc<OnceLock<u64>>,
@@ -49,7 +49,8 @@ pub(crate) const DISK: &str = "vda";
 
 impl Pool {
     pub(crate) fn new(name: &str, path: &Path) -> Self {
-        Self { name: name.to_owned(), path: path.to_owned(), is_stale: Arc::default(), inode: Arc::default() }
+        let is_stale = Arc::new(AtomicBool::new(true));
+        Self { name: name.to_owned(), path: path.to_owned(), is_stale, inode: Arc::default() }
     }
 
     /// Makes the directory, the first time; from then on it is missed where it is gone, and no other one is taken for it.
@@ -204,11 +205,14 @@ impl Pool {
     /// Has libvirt hear of files that came or went by other hands; later, where it cannot now: what is done is done, and who
     /// looks for a disk looks at the directory.
     fn tell(&self, pool: &StoragePool) -> Result<(), CallError> {
-        match refresh(pool) {
-            Err(CallError::NotNow(_)) => self.is_stale.store(true, Ordering::Relaxed),
-            told => told?,
+        let told = refresh(pool);
+        if told.is_err() {
+            self.is_stale.store(true, Ordering::Relaxed);
         }
-        Ok(())
+        match told {
+            Err(CallError::NotNow(_)) => Ok(()),
+            told => told,
+        }
     }
 
     /// Makes the overlay where it is not there as wanted. `in_use` tells whether a guest runs on it.
@@ -432,10 +436,8 @@ impl Pool {
         let path = self.volume_path(instance);
         match keep_from_writing(&path) {
             Ok(kept) => Ok(Some(kept)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                Err(CallError::NotNow("somebody writes the disk".into()))
-            }
+            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            // Not that somebody writes it: QEMU's locks and these do not exclude each other.
             Err(error) => Err(CallError::io("keep guests from writing", &path, &error)),
         }
     }
@@ -548,6 +550,12 @@ impl Pool {
         }
         Ok(found)
     }
+}
+
+/// Whether what a disk does not hold itself is read from another file. Its head tells: what libvirt knows may be of one that had its
+/// name before.
+pub(crate) fn stands_on_another(disk: &File, path: &Path) -> Result<bool, CallError> {
+    image::stands_on_another(disk).map_err(|error| CallError::io("look into", path, &error))
 }
 
 /// The capacity in bytes of the disk that lies there.

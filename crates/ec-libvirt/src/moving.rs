@@ -21,10 +21,9 @@ use uuid::Uuid;
 use virt::connect::Connect;
 
 use crate::{
-    disk::{Pool, keep_names, moved_name, second_disk, volume_name},
+    disk::{Pool, keep_names, moved_name, second_disk, stands_on_another, volume_name},
     error::CallError,
     volumes,
-    xml::{self, VolumeXml},
 };
 
 /// Moves the disk into the directory of the other node, which lies beside this one's.
@@ -49,13 +48,9 @@ pub(crate) fn hand_over(
             )));
         }
         volumes::refuse_astray(connect, pool, volume)?;
-        if let Some(known) = pool.known(connect, volume)? {
-            let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;
-            if described.stands_on_another() {
-                return Err(CallError::Refused(
-                    "it stands on an image, which lies with this node".to_owned(),
-                ));
-            }
+        let disk = File::open(&from).map_err(|error| CallError::io("read", &from, &error))?;
+        if stands_on_another(&disk, &from)? {
+            return Err(CallError::Refused("it stands on an image, which lies with this node".to_owned()));
         }
         // The same file may be what was there when it came from there.
         let other = there.join(volume_name(volume));
@@ -63,7 +58,7 @@ pub(crate) fn hand_over(
             return Err(CallError::Refused(format!("another disk lies at {}", other.display())));
         }
         let to = there.join(moved_name(volume, Uuid::new_v4()));
-        let moved = File::open(&from).and_then(|file| file.sync_all()).and_then(|()| rename(&from, &to));
+        let moved = disk.sync_all().and_then(|()| rename(&from, &to));
         moved.map_err(|error| CallError::io("hand over to", &to, &error))?;
     }
     // The new name lasts before anybody is told that the old one is gone.

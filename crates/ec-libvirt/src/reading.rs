@@ -11,10 +11,9 @@ use tokio::sync::mpsc;
 use virt::connect::Connect;
 
 use crate::{
-    disk::Pool,
+    disk::{Pool, stands_on_another},
     error::CallError,
     volumes,
-    xml::{self, VolumeXml},
 };
 
 /// Bytes that are read at a time.
@@ -26,14 +25,15 @@ const PIECES: usize = 4;
 pub(crate) fn open(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<File, CallError> {
     volumes::refuse_used(connect, pool, volume)?;
     volumes::refuse_astray(connect, pool, volume)?;
-    let known = pool.known(connect, volume)?;
-    let known = known.ok_or_else(|| CallError::Refused("there is no disk of it".to_owned()))?;
-    let described: VolumeXml = xml::read(&known.xml_desc(0)?).map_err(CallError::Refused)?;
-    if described.stands_on_another() {
-        return Err(CallError::Refused("it stands on an image, without which it is nothing".to_owned()));
+    if !pool.has_volume(volume)? {
+        return Err(CallError::Refused("there is no disk of it".to_owned()));
     }
     let path = pool.volume_path(volume);
-    File::open(&path).map_err(|error| CallError::io("read", &path, &error))
+    let disk = File::open(&path).map_err(|error| CallError::io("read", &path, &error))?;
+    if stands_on_another(&disk, &path)? {
+        return Err(CallError::Refused("it stands on an image, without which it is nothing".to_owned()));
+    }
+    Ok(disk)
 }
 
 /// Its size, then all that is in it. The last piece is held back until nothing was changed meanwhile.

@@ -205,8 +205,14 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     ours.destroy(linked).await.unwrap();
     assert!(file(own, volume).exists() && !file(own, linked).is_symlink());
     let of_image = create(&VolumeSource::Image(base())).await;
-    assert!(failure(ours.hand_over(of_image, node).await).contains("stands on an image"));
-    for volume in [volume, of_image] {
+    // What lies there by now tells, and not what libvirt knew of it.
+    let swapped = create(&VolumeSource::Empty).await;
+    std::fs::copy(file(own, of_image), file(own, swapped)).unwrap();
+    for of_image in [of_image, swapped] {
+        assert!(failure(ours.hand_over(of_image, node).await).contains("stands on an image"));
+        assert!(failure(ours.read_disk(of_image).await).contains("stands on an image"));
+    }
+    for volume in [volume, of_image, swapped] {
         assert!(file(own, volume).exists());
         ours.destroy(volume).await.unwrap();
     }
@@ -522,6 +528,11 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     let mut there: Vec<_> = [big, copy, other].iter().map(|disk| format!("{disk}.qcow2")).collect();
     there.sort_unstable();
     assert_eq!(known, there, "and libvirt has heard of all");
+    // What an agent could not tell it any more the next one does.
+    let gone = format!("{copy}.qcow2");
+    std::fs::remove_file(file(gone.clone())).unwrap();
+    test.second(|_| ()).drop_successor(other).await.unwrap();
+    pool.lookup_storage_vol_by_name(&gone).expect_err("it is not there");
     for disk in [other, big, copy] {
         hypervisor.destroy(disk).await.unwrap();
     }

@@ -38,6 +38,11 @@ fn number(head: &[u8; 48], at: usize) -> u64 {
     head[at..at + 8].iter().fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
+/// Whether an image stands on another.
+pub(super) fn stands_on_another(file: &File) -> io::Result<bool> {
+    Ok(number(&head_of(file)?, 8) != 0)
+}
+
 /// Whether it is an image that stands on no other, with anything in it: it has tables of clusters then.
 pub(super) fn holds_data_alone(path: &Path) -> io::Result<bool> {
     let file = match File::open(path) {

@@ -103,11 +103,6 @@ impl VolumeXml {
     pub(crate) fn stands_as(&self, other: &Self) -> bool {
         (&self.name, &self.target, &self.backing) == (&other.name, &other.target, &other.backing)
     }
-
-    /// Whether what it does not hold itself is read from another file.
-    pub(crate) const fn stands_on_another(&self) -> bool {
-        self.backing.is_some()
-    }
 }
 
 /// A backup of disks into files that are there.
