@@ -256,6 +256,11 @@ impl Pool {
             Some(base) => overlay(&name, base, Some(capacity))?,
             None => VolumeXml::alone(&name, capacity),
         };
+        let path = self.volume_path(volume);
+        // For now: what fails for good is swept, and the disk with it.
+        let kept = |why: &str| CallError::NotNow(format!("{} {why}: it is not made anew", path.display()));
+        let holds_data =
+            holds_data_alone(&path).map_err(|error| kept(&format!("cannot be read ({error})")))?;
         let pool = self.open(connect)?;
         let existing = self.find(&pool, &name)?;
         let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
@@ -263,15 +268,9 @@ impl Pool {
         {
             return self.grow(connect, volume, capacity, None);
         }
-        let path = self.volume_path(volume);
-        // A call that was held up finds what was handed over meanwhile.
-        if base.is_some()
-            && holds_data_alone(&path).map_err(|error| CallError::io("look into", &path, &error))?
-        {
-            return Err(CallError::NotNow(format!(
-                "{} holds what was written on it, and stands on no image: it is not made anew",
-                path.display()
-            )));
+        // A call that was held up finds what was handed over meanwhile, and libvirt may fail to tell what that is.
+        if holds_data {
+            return Err(kept("holds what was written on it, and stands on no image"));
         }
         delete(&pool, &name)?;
         remove_file(&path)?;

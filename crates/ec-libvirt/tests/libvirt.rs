@@ -205,6 +205,15 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     ours.destroy(linked).await.unwrap();
     assert!(file(own, volume).exists() && !file(own, linked).is_symlink());
     let of_image = create(&VolumeSource::Image(base())).await;
+    // Nor is it made anew where it is another's by now, or cannot be read.
+    let kept = create(&VolumeSource::Empty).await;
+    std::fs::write(file(own, kept), vec![7; 1 << 16]).unwrap();
+    for source in [VolumeSource::Empty, VolumeSource::Image(base())] {
+        let why = ours.create_volume(kept, &source, Some(1 << 30)).await.unwrap_err();
+        assert!(why.is_transient() && why.to_string().contains("not made anew"), "{why}");
+        assert_eq!(std::fs::read(file(own, kept)).unwrap(), vec![7; 1 << 16]);
+    }
+    ours.destroy(kept).await.unwrap();
     // What lies there by now tells, and not what libvirt knew of it.
     let swapped = create(&VolumeSource::Empty).await;
     std::fs::copy(file(own, of_image), file(own, swapped)).unwrap();

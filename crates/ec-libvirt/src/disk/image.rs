@@ -43,21 +43,26 @@ pub(super) fn stands_on_another(file: &File) -> io::Result<bool> {
     Ok(number(&head_of(file)?, 8) != 0)
 }
 
-/// Whether it is an image that stands on no other, with anything in it: it has tables of clusters then.
+/// Whether it is an image that stands on no other, with anything in it: it has tables of clusters then. An error where that
+/// cannot be read.
 pub(super) fn holds_data_alone(path: &Path) -> io::Result<bool> {
     let file = match File::open(path) {
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(false),
         other => other?,
     };
-    // What was broken off while it was made is no image yet.
-    let Ok(head) = head_of(&file) else { return Ok(false) };
+    let head = match head_of(&file) {
+        // What was broken off while it was made is no image yet.
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => return Ok(false),
+        head => head?,
+    };
     let (backing, tables, place) = (number(&head, 8), number(&head, 32) & 0xffff_ffff, number(&head, 40));
     if backing != 0 {
         return Ok(false);
     }
     // 32 MiB of them stand for more than any disk has.
     let mut table = vec![0; usize::try_from(tables.min(4 << 20)).unwrap_or_default() * 8];
-    Ok(file.read_exact_at(&mut table, place).is_ok() && table.iter().any(|byte| *byte != 0))
+    file.read_exact_at(&mut table, place)?;
+    Ok(table.iter().any(|byte| *byte != 0))
 }
 
 /// Whether QEMU writes an image, on this host or another that has the same file system: as long as it may, it holds a lock on the byte
@@ -125,6 +130,12 @@ mod tests {
         assert!(!holds(&above), "what it stands on can be had again");
         std::fs::write(&none, "no image").unwrap();
         assert!(!holds(&none));
+        // As something else left it, or a power cut.
+        std::fs::write(&none, vec![0; 4096]).unwrap();
+        holds_data_alone(Path::new(&none)).unwrap_err();
+        let head = std::fs::read(&alone).unwrap();
+        std::fs::write(&none, &head[..4096]).unwrap();
+        holds_data_alone(Path::new(&none)).unwrap_err();
     }
 
     #[test]
