@@ -17,7 +17,7 @@ use tokio::{
     net::UnixStream,
     sync::{Semaphore, broadcast, mpsc, watch},
 };
-use virt::domain::Domain;
+use virt::{domain::Domain, error::ErrorNumber};
 
 use crate::{
     addresses::{self, Agents, Told},
@@ -27,7 +27,7 @@ use crate::{
     copy::{self, Copy, Turns},
     disk::{DISK, Pool},
     domain::{self, Found, Whose},
-    error::CallError,
+    error::{CallError, absent},
     lane::{Lanes, Listener, Notice, locked},
     moving,
     prepare::{self, Facts},
@@ -295,15 +295,23 @@ impl LibvirtHypervisor {
 
 /// What is of a domain of ours, but for its disks; nothing where it went meanwhile.
 fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Result<Observed, CallError> {
-    let Some(state) = domain::run_state(domain, || pool.has_room())? else { return Ok(Observed::default()) };
-    Ok(Observed {
-        domain: Some(state),
-        volume: false,
-        successor: false,
-        transient: !domain.is_persistent()?,
-        rescued: domain::is_rescued(domain, mark, state)?,
-        volumes: volumes::fingerprint(domain, pool, instance)?,
-    })
+    let look = || {
+        let Some(state) = domain::run_state(domain, || pool.has_room())? else { return Ok(None) };
+        Ok(Some(Observed {
+            domain: Some(state),
+            volume: false,
+            successor: false,
+            transient: !domain.is_persistent()?,
+            rescued: domain::is_rescued(domain, mark, state)?,
+            volumes: volumes::fingerprint(domain, pool, instance)?,
+        }))
+    };
+    let seen = match look() {
+        // Between any two questions, too.
+        Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.flatten(),
+        seen => seen?,
+    };
+    Ok(seen.unwrap_or_default())
 }
 
 /// From libvirt's notices to the trait's hints. A domain whose name is no uuid is none of ours.
@@ -349,9 +357,10 @@ impl Hypervisor for LibvirtHypervisor {
             for volume in handed_over {
                 match moving::take_in(&pool, volume) {
                     Ok(is_there) => volumes.extend(is_there.then_some(volume)),
-                    // It takes nothing of the others; a look at it alone says the same.
-                    Err(CallError::Refused(why)) => {
-                        tracing::warn!(%volume, why, "a disk that came stays aside")
+                    // It takes nothing of the others, nor of the one that lies in its place: a second one may have come.
+                    Err(CallError::Refused(why) | CallError::NotNow(why)) => {
+                        tracing::warn!(%volume, why, "a disk that came stays aside");
+                        volumes.extend(pool.has_volume(volume)?.then_some(volume));
                     }
                     Err(error) => return Err(error),
                 }
