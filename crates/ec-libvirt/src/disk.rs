@@ -37,7 +37,8 @@ pub(crate) struct Pool {
     pub(crate) path: PathBuf,
     /// Files came or went, and libvirt has not heard of them: what an agent before this one could not tell it nobody knows.
     is_stale: Arc<AtomicBool>,
-    /// The directory's inode when it was made ready: what lies in its place while its file system is not mounted has another.
+    /// The directory's inode when it was made ready: what lies in its place while its file system is not mounted has another. The
+    /// root of a second file system may have the same; but the device's number does not outlive that the first is mounted again.
     inode: Arc<OnceLock<u64>>,
 }
 
@@ -436,7 +437,7 @@ impl Pool {
         match keep_from_writing(&path) {
             Ok(kept) => Ok(Some(kept)),
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            // Not that somebody writes it: QEMU's locks and these do not exclude each other.
+            // Never that somebody writes it: these locks and QEMU's do not exclude each other.
             Err(error) => Err(CallError::io("keep guests from writing", &path, &error)),
         }
     }
