@@ -194,8 +194,13 @@ impl Pool {
     fn open(&self, connect: &Connect) -> Result<StoragePool, CallError> {
         let pool = connect.lookup_storage_pool_by_name(&self.name)?;
         // After a restart of libvirtd, where somebody has switched its autostart off.
-        if !pool.is_active()? {
-            pool.create(0)?;
+        if !pool.is_active()?
+            && let Err(error) = pool.create(0)
+            // Another call may have been faster.
+            && !pool.is_active()?
+        {
+            let why = format!("the storage pool `{}` does not start: {}", self.name, error.message());
+            return Err(CallError::NotNow(why));
         }
         if self.is_stale.swap(false, Ordering::Relaxed) {
             self.tell(&pool)?;
@@ -239,8 +244,7 @@ impl Pool {
             return Err(CallError::Refused("the guest runs on another overlay than the one wanted".into()));
         }
         self.remove(Some(&pool), instance)?;
-        StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
-        Ok(())
+        make(&pool, &wanted, None)
     }
 
     /// Makes a volume where it is not there as wanted. One that is there stays, and is grown where it is smaller: another node may have
@@ -275,8 +279,7 @@ impl Pool {
         }
         delete(&pool, &name)?;
         remove_file(&path)?;
-        StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
-        Ok(())
+        make(&pool, &wanted, None)
     }
 
     /// Where a copy for the volume lies until it is whole, which is made of a disk that this domain has; of several that are
@@ -329,14 +332,7 @@ impl Pool {
         document: impl FnOnce(&str) -> VolumeXml,
         copy_of: Option<&StorageVol>,
     ) -> Result<(), CallError> {
-        let name = name_of(path);
-        let document = xml::write(&document(name)).map_err(CallError::Refused)?;
-        let pool = self.open(connect)?;
-        match copy_of {
-            Some(of) => StorageVol::create_xml_from(&pool, &document, of, 0)?,
-            None => StorageVol::create_xml(&pool, &document, 0)?,
-        };
-        Ok(())
+        make(&self.open(connect)?, &document(name_of(path)), copy_of)
     }
 
     /// Deletes what was begun of a copy.
@@ -417,8 +413,7 @@ impl Pool {
         let wanted = overlay(name, base, capacity)?;
         let pool = self.open(connect)?;
         self.drop_beside(connect, name)?;
-        StorageVol::create_xml(&pool, &xml::write(&wanted).map_err(CallError::Refused)?, 0)?;
-        Ok(())
+        make(&pool, &wanted, None)
     }
 
     /// Puts the overlay beside the instance's own in its place, in one step: there is always one of them.
@@ -462,7 +457,7 @@ impl Pool {
             // Not while it is copied.
             None => {
                 let volume = self.known(connect, instance)?.ok_or_else(none)?;
-                busy_by(volume.resize(capacity, 0), ErrorNumber::OperationInvalid)
+                busy_by(volume.resize(capacity, 0), &[ErrorNumber::OperationInvalid])
             }
         }
     }
@@ -488,13 +483,12 @@ impl Pool {
     /// The volume as libvirt knows it. A file that it does not know (its daemon ended while making it)
     /// is made known by a refresh, which is the only time one is needed.
     fn find(&self, pool: &StoragePool, name: &str) -> Result<Option<StorageVol>, CallError> {
-        let look = || absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume);
-        let found = look()?;
+        let found = look_up(pool, name)?;
         if found.is_some() || !is_there(&self.path.join(name))? {
             return Ok(found);
         }
         refresh(pool)?;
-        Ok(look()?)
+        look_up(pool, name)
     }
 
     /// Deletes the volume; what is not there is not an error.
@@ -567,21 +561,38 @@ fn measured(path: &Path, capacity: std::io::Result<u64>) -> Result<u64, CallErro
     capacity.map_err(|error| CallError::io("measure", path, &error))
 }
 
-/// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy.
+/// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy. Nor where
+/// somebody ended the pool.
 fn refresh(pool: &StoragePool) -> Result<(), CallError> {
-    busy_by(pool.refresh(0), ErrorNumber::InternalError)
+    busy_by(pool.refresh(0), &[ErrorNumber::InternalError, ErrorNumber::OperationInvalid])
+}
+
+/// The volume of that name as libvirt knows it, which tells of none of a pool that somebody ended.
+fn look_up(pool: &StoragePool, name: &str) -> Result<Option<StorageVol>, CallError> {
+    let known = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume);
+    busy_by(known, &[ErrorNumber::OperationInvalid])
+}
+
+/// Makes a disk, empty or as a copy; not where somebody ended the pool, or what is copied is still being made.
+fn make(pool: &StoragePool, disk: &VolumeXml, copy_of: Option<&StorageVol>) -> Result<(), CallError> {
+    let document = xml::write(disk).map_err(CallError::Refused)?;
+    let made = match copy_of {
+        Some(of) => StorageVol::create_xml_from(pool, &document, of, 0),
+        None => StorageVol::create_xml(pool, &document, 0),
+    };
+    busy_by(made, &[ErrorNumber::OperationInvalid]).map(drop)
 }
 
 /// Deletes a disk of that name, which libvirt does not while it still makes it; what it does not know is not an error.
 fn delete(pool: &StoragePool, name: &str) -> Result<(), CallError> {
-    let known = absent(pool.lookup_storage_vol_by_name(name), ErrorNumber::NoStorageVolume)?;
-    let Some(volume) = known else { return Ok(()) };
-    busy_by(absent(volume.delete(0), ErrorNumber::NoStorageVolume), ErrorNumber::OperationInvalid).map(drop)
+    let Some(volume) = look_up(pool, name)? else { return Ok(()) };
+    busy_by(absent(volume.delete(0), ErrorNumber::NoStorageVolume), &[ErrorNumber::OperationInvalid])
+        .map(drop)
 }
 
-/// That libvirt is at something else, which it says by a code that says no more, and by a text in its daemon's own language.
-fn busy_by<T>(answer: Result<T, virt::error::Error>, code: ErrorNumber) -> Result<T, CallError> {
-    answer.map_err(|error| match has_code(&error, code) {
+/// That libvirt is at something else, which it says by codes that say no more, and by a text in its daemon's own language.
+fn busy_by<T>(answer: Result<T, virt::error::Error>, codes: &[ErrorNumber]) -> Result<T, CallError> {
+    answer.map_err(|error| match codes.iter().any(|code| has_code(&error, *code)) {
         true => CallError::NotNow(error.message().to_owned()),
         false => error.into(),
     })

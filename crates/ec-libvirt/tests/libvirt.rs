@@ -965,3 +965,25 @@ async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_neither_deleted_no
     hypervisor.destroy(volume).await.unwrap();
     assert!(!path.exists());
 }
+
+/// As `virsh pool-destroy` does it, or a libvirtd that does not start it by itself.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_pool_that_somebody_ends_beside_the_agent_is_there_again_for_all() {
+    let test = Test::new(|_| ()).await;
+    let hypervisor = &test.hypervisor;
+    hypervisor.prepare().await.unwrap();
+    let connect = test.server().connection();
+    for _ in 0..10 {
+        connect.lookup_storage_pool_by_name(&test.config.pool).unwrap().destroy().unwrap();
+        let make = || {
+            let hypervisor = Arc::clone(hypervisor);
+            tokio::spawn(async move {
+                hypervisor.create_volume(fresh(), &VolumeSource::Empty, Some(1 << 20)).await
+            })
+        };
+        for made in [make(), make(), make(), make(), make()] {
+            made.await.unwrap().unwrap();
+        }
+    }
+    test.end().await;
+}
