@@ -28,9 +28,11 @@ pub(crate) fn run(arguments: &[&str], script: &str) -> Result<String, GuardError
     // shows in what the program says.
     let stdin = child.stdin.take();
     let script = script.to_owned();
-    let writer = thread::spawn(move || stdin.map(|mut stdin| stdin.write_all(script.as_bytes())));
+    let write = move || stdin.map(|mut stdin| stdin.write_all(script.as_bytes()));
+    // Where there is no thread for it, the program has nothing to read, and ends.
+    let writer = thread::Builder::new().spawn(write);
     let output = child.wait_with_output().map_err(failed)?;
-    let _ = writer.join();
+    let _ = writer.map_err(failed)?.join();
     if output.status.success() {
         return Ok(String::from_utf8_lossy(&output.stdout).into_owned());
     }

@@ -414,7 +414,10 @@ impl Hypervisor for LibvirtHypervisor {
             };
             // Let in while qemu-img works, so that the start need not wait for it.
             std::thread::scope(|scope| {
-                let admitted = scope.spawn(|| protection.admit(&config, instance));
+                let admit = || protection.admit(&config, instance);
+                let admitted = std::thread::Builder::new().spawn_scoped(scope, admit);
+                let admitted = admitted
+                    .map_err(|error| CallError::NotNow(format!("no thread for the packet rules: {error}")))?;
                 pool.create_overlay(connect, instance, &base, capacity_bytes, in_use)?;
                 admitted.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
             })
