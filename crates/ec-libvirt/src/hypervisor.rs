@@ -703,6 +703,7 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             protection.admit(&config, instance)?;
             let started = domain::start(connect, config.node, instance);
+            let started = prepare::started(connect, &config, started);
             volumes::started(connect, config.node, &pool, instance, started)?;
             protection.admit_running(connect, &config, instance)
         };
@@ -721,6 +722,7 @@ impl Hypervisor for LibvirtHypervisor {
             let document = document.map_err(CallError::Refused)?;
             protection.admit(&config, instance)?;
             let started = domain::start_as(connect, config.node, instance, &document);
+            let started = prepare::started(connect, &config, started);
             volumes::started(connect, config.node, &pool, instance, started)?;
             protection.admit_running(connect, &config, instance)
         };

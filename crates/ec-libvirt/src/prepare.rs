@@ -145,7 +145,6 @@ fn same_directory(one: &Path, other: &Path) -> bool {
     one == other || canonical(one) == canonical(other)
 }
 
-/// Starts the network where it does not run; its bridge device, where it has one.
 fn network(connect: &Connect, name: &str) -> Result<Network, CallError> {
     absent(connect.lookup_network_by_name(name), ErrorNumber::NoNetwork)?.ok_or_else(|| {
         CallError::Refused(format!(
@@ -154,6 +153,7 @@ fn network(connect: &Connect, name: &str) -> Result<Network, CallError> {
     })
 }
 
+/// Starts the network where it does not run.
 fn start_network(connect: &Connect, name: &str) -> Result<(), CallError> {
     let network = network(connect, name)?;
     if !network.is_active()?
@@ -163,6 +163,26 @@ fn start_network(connect: &Connect, name: &str) -> Result<(), CallError> {
         return Err(error.into());
     }
     Ok(())
+}
+
+/// What came of a domain's start: where somebody ended the network beside this agent, it runs again for the next try.
+pub(crate) fn started(
+    connect: &Connect,
+    config: &LibvirtConfig,
+    started: Result<(), CallError>,
+) -> Result<(), CallError> {
+    let Err(CallError::Libvirt(_)) = started else { return started };
+    let name = &config.network;
+    if network(connect, name)?.is_active()? {
+        return started;
+    }
+    Err(CallError::NotNow(match start_network(connect, name) {
+        Err(CallError::Libvirt(error)) => {
+            format!("the network `{name}` does not run, and does not start: {}", error.message())
+        }
+        Err(CallError::Refused(why) | CallError::NotNow(why)) => why,
+        Ok(()) => format!("the network `{name}` did not run, and was started"),
+    }))
 }
 
 fn second_bridge(name: &str) -> Result<(), CallError> {

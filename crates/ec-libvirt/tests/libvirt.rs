@@ -987,3 +987,20 @@ async fn a_pool_that_somebody_ends_beside_the_agent_is_there_again_for_all() {
     }
     test.end().await;
 }
+
+/// As `virsh net-destroy` does it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_that_somebody_ends_beside_the_agent_is_started_for_the_next_try() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    hypervisor.create_overlay(instance, &base(), None).await.unwrap();
+    hypervisor.define(&conformance::small_domain(instance)).await.unwrap();
+    let connect = test.server().connection();
+    connect.lookup_network_by_name(&test.config.network).unwrap().destroy().unwrap();
+    let not_yet = hypervisor.start(instance).await.unwrap_err();
+    assert!(not_yet.is_transient() && not_yet.to_string().contains("network"), "{not_yet}");
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
