@@ -383,7 +383,8 @@ fn is_backup_to(domain: &Domain, part: &Path) -> Result<bool, CallError> {
     Ok(sys::backup(domain)?.is_some_and(|document| part.to_str().is_some_and(|part| document.contains(part))))
 }
 
-/// The domain that is up with this disk, its own or a volume, whose it is, and as which device.
+/// The domain that is up with this disk, its own or a volume, whose it is, and as which device; an error for now where that is
+/// none of this node's.
 fn user(
     connect: &Connect,
     node: NodeId,
@@ -396,8 +397,10 @@ fn user(
         })?;
         return Ok(Some((domain, of, device)));
     }
-    let user = volumes::user_of(connect, pool, of)?;
-    Ok(user.and_then(|user| user.device.map(|device| (user.domain, user.instance, device))))
+    let Some(user) = volumes::user_of(connect, pool, of)? else { return Ok(None) };
+    let Some(device) = user.device.clone() else { return Ok(None) };
+    user.refuse_foreign(node)?;
+    Ok(Some((user.domain, user.instance, device)))
 }
 
 /// Puts copies that are whole in their places; the first last, which is there once all are.

@@ -644,7 +644,11 @@ impl Hypervisor for LibvirtHypervisor {
                         let holder = user.instance;
                         Err(CallError::NotNow(format!("the domain {holder} has it, and its memory is saved")))
                     }
-                    user => Ok(user.and_then(|user| user.device.map(|device| (user.domain, device)))),
+                    Some(user) => match user.device.clone() {
+                        Some(device) => user.refuse_foreign(node).map(|()| Some((user.domain, device))),
+                        None => Ok(None),
+                    },
+                    None => Ok(None),
                 },
             };
             let running = in_use(found)?;

@@ -11,7 +11,7 @@ use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 
 use crate::{
     disk::{self, Pool},
-    domain::{self, Found, ours},
+    domain::{self, Found, Whose, ours},
     error::{CallError, absent},
     process,
     xml::{self, DiskFile, DiskXml, VolumeFile},
@@ -171,6 +171,19 @@ pub(crate) struct User {
     pub(crate) domain: Domain,
     pub(crate) instance: InstanceId,
     pub(crate) device: Option<String>,
+}
+
+impl User {
+    /// An error for now where the domain is none of this node's: its guest is not ours to freeze, or to have grow.
+    pub(crate) fn refuse_foreign(&self, node: NodeId) -> Result<(), CallError> {
+        match domain::whose(&self.domain, node)? {
+            Whose::Foreign => Err(CallError::NotNow(format!(
+                "the domain {} is up with it, and is not this node's: end it, or take the disk from it",
+                self.instance
+            ))),
+            Whose::Ours(_) | Whose::Nobodys => Ok(()),
+        }
+    }
 }
 
 /// One document in which a domain has a volume.

@@ -1004,3 +1004,37 @@ async fn a_network_that_somebody_ends_beside_the_agent_is_started_for_the_next_t
     hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn nothing_is_done_to_a_guest_of_somebody_else_that_has_a_volume() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, volume, copy) = (&test.hypervisor, fresh(), fresh());
+    hypervisor.prepare().await.unwrap();
+    hypervisor.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
+    let document = format!(
+        "<domain type='qemu'><name>of-somebody</name><memory unit='MiB'>32</memory>\
+         <os><type arch='x86_64' machine='pc'>hvm</type></os><devices><disk type='file' device='disk'>\
+         <driver name='qemu' type='qcow2'/><source file='{}/{volume}.qcow2'/><target dev='vda' bus='virtio'/>\
+         </disk></devices></domain>",
+        test.config.pool_path.display()
+    );
+    let connect = test.server().connection();
+    let domain = connect.create_domain_xml(&document, 0).unwrap();
+    let of = VolumeSource::Copy(CopyOf::disk(Workload::Volume, volume));
+    for refused in [
+        hypervisor.create_volume(copy, &of, Some(1 << 30)).await,
+        hypervisor.grow_disk(volume, 2 << 30).await,
+    ] {
+        let why = refused.unwrap_err();
+        assert!(why.is_transient() && why.to_string().contains("is not this node's"), "{why}");
+    }
+    assert!(!hypervisor.observe(copy).await.unwrap().successor, "nothing is begun");
+    assert_eq!(hypervisor.disk_bytes(volume).await.unwrap(), Some(1 << 30));
+    domain.destroy().unwrap();
+    hypervisor.create_volume(copy, &of, Some(1 << 30)).await.unwrap();
+    hypervisor.grow_disk(volume, 2 << 30).await.unwrap();
+    for disk in [volume, copy] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
+    test.end().await;
+}
