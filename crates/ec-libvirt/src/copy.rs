@@ -380,7 +380,9 @@ fn is_backup_to(domain: &Domain, part: &Path) -> Result<bool, CallError> {
     if !domain.is_active()? {
         return Ok(false);
     }
-    Ok(sys::backup(domain)?.is_some_and(|document| part.to_str().is_some_and(|part| document.contains(part))))
+    let Some(document) = sys::backup(domain)? else { return Ok(false) };
+    let files = xml::backup_files(&document).map_err(CallError::Refused)?;
+    Ok(files.iter().any(|file| Path::new(file) == part))
 }
 
 /// The domain that is up with this disk, its own or a volume, whose it is, and as which device; an error for now where that is

@@ -107,6 +107,31 @@ pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
     Ok(files.collect())
 }
 
+/// The files that a backup is written into by its document.
+pub(crate) fn backup_files(document: &str) -> Result<Vec<String>, String> {
+    #[derive(Deserialize)]
+    struct Backup {
+        #[serde(default)]
+        disks: Disks,
+    }
+    #[derive(Default, Deserialize)]
+    struct Disks {
+        #[serde(rename = "disk", default)]
+        disks: Vec<Disk>,
+    }
+    #[derive(Deserialize)]
+    struct Disk {
+        target: Option<Target>,
+    }
+    #[derive(Deserialize)]
+    struct Target {
+        #[serde(rename = "@file")]
+        file: Option<String>,
+    }
+    let Backup { disks } = read(document)?;
+    Ok(disks.disks.into_iter().filter_map(|disk| disk.target?.file).collect())
+}
+
 /// Whether the capabilities of a domain type offer the processor mode `maximum`.
 pub(crate) fn offers_maximum_cpu(capabilities: &str) -> bool {
     #[derive(Deserialize)]
@@ -184,6 +209,20 @@ mod tests {
         assert_eq!(disk_files(document).unwrap(), own);
         assert_eq!(disk_files("<domain><devices/></domain>").unwrap(), []);
         assert!(disk_files("<domain/>").is_err());
+    }
+
+    #[test]
+    fn the_files_of_a_backup_are_found_by_their_names_and_not_by_how_these_are_escaped() {
+        let document = "<domainbackup mode='push'><disks><disk name='vda' backup='yes' type='file' backupmode='full'>\
+            <driver type='qcow2'/><target file='/p&amp;q/a&apos;s.part.qcow2'/></disk><disk name='vdb' backup='no'/>\
+            <disk name='vdc' backup='yes' type='block'><target dev='/dev/x'/></disk></disks></domainbackup>";
+        assert_eq!(backup_files(document).unwrap(), ["/p&q/a's.part.qcow2"]);
+        assert_eq!(
+            backup_files("<domainbackup mode='pull'><server name='x'/></domainbackup>").unwrap(),
+            [""; 0]
+        );
+        let ours = write(&BackupXml::new([("vda", "/p&q/<x>")])).unwrap();
+        assert_eq!(backup_files(&ours).unwrap(), ["/p&q/<x>"]);
     }
 
     #[test]
