@@ -174,10 +174,20 @@ impl Agents {
         (asked.answer.clone(), due)
     }
 
-    fn answered(&self, instance: InstanceId, answer: Vec<(MacAddr, IpAddr)>) {
+    /// What became of a question. One that nobody could answer now says nothing of the guest, and its last answer counts.
+    fn told(&self, instance: InstanceId, result: HypervisorResult<Vec<GuestInterface>>) {
+        let answer = match result {
+            Ok(interfaces) => Some(interfaces.iter().flat_map(usable).collect()),
+            Err(error) => {
+                tracing::trace!(%instance, %error, "no answer from the guest agent");
+                (!error.is_transient()).then(Vec::new)
+            }
+        };
         if let Some(asked) = self.map().get_mut(&instance) {
             asked.under_way = false;
-            asked.answer = answer;
+            if let Some(answer) = answer {
+                asked.answer = answer;
+            }
         }
     }
 
@@ -285,11 +295,7 @@ pub(crate) async fn ask_agent(
             _ => Ok(Vec::new()),
         })
         .await;
-    let interfaces = result.unwrap_or_else(|error| {
-        tracing::trace!(%instance, %error, "no answer from the guest agent");
-        Vec::new()
-    });
-    agents.answered(instance, interfaces.iter().flat_map(usable).collect());
+    agents.told(instance, result);
 }
 
 fn usable(interface: &GuestInterface) -> impl Iterator<Item = (MacAddr, IpAddr)> + use<'_> {
@@ -300,6 +306,8 @@ fn usable(interface: &GuestInterface) -> impl Iterator<Item = (MacAddr, IpAddr)>
 
 #[cfg(test)]
 mod tests {
+    use ec_hypervisor::HypervisorError;
+
     use super::*;
 
     fn instance() -> InstanceId {
@@ -369,10 +377,20 @@ mod tests {
         let due = |after| agents.look(instance(), begin + after).1;
         assert!(due(Duration::ZERO));
         assert!(!due(Duration::from_secs(9)), "one question at a time");
-        agents.answered(instance(), vec![(instance().mac(0), ip)]);
+        let mac = Some(instance().mac(0).to_string());
+        let tells = || Ok(vec![GuestInterface { mac: mac.clone(), ips: vec![ip.to_string()] }]);
+        agents.told(instance(), tells());
         assert!(due(Duration::from_secs(10)));
-        agents.answered(instance(), vec![(instance().mac(0), ip)]);
+        agents.told(instance(), tells());
         assert!(!due(Duration::from_secs(11)), "too soon");
+        let (uri, detail) = ("test:".to_owned(), "libvirtd is started anew".to_owned());
+        let answers = |after| agents.look(instance(), begin + Duration::from_secs(after)).0;
+        answers(13);
+        agents.told(instance(), Err(HypervisorError::Unreachable { uri, detail: detail.clone() }));
+        assert_eq!(answers(16), [(instance().mac(0), ip)], "the guest has said nothing else");
+        agents.told(instance(), Err(HypervisorError::Failed { what: "ask".to_owned(), detail }));
+        assert_eq!(answers(19), [], "it has no agent any more");
+        agents.told(instance(), tells());
 
         let agents = Arc::new(agents);
         let asked = Mutex::new(0);
