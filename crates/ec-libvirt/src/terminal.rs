@@ -1,7 +1,8 @@
 //! A guest's serial console, open for reading and typing.
 //!
-//! Each has a connection and a thread of its own. The thread never waits within libvirt, and does both directions in
-//! turn: two calls at a time on one connection may crash libvirt's client (see the lanes).
+//! Each has a connection and a thread of its own. The thread waits for no guest, and does both directions in turn: two calls
+//! at a time on one connection may crash libvirt's client (see the lanes). What is typed it may have to wait for libvirtd to
+//! take: under one that stands still it stays until that goes on or ends, and has its place among the consoles as long.
 
 use std::{
     sync::Arc,
