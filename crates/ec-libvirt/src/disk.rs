@@ -156,9 +156,17 @@ impl Pool {
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
             let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
-            // What a link leads to may be gone, or not be mounted: who looks for one alone says the same.
-            if !is_link || is_there(&entry.path())? {
-                volumes.extend(names::volume(name));
+            // What a link leads to may be gone, or not be mounted: who looks for one alone says the same. Of one that cannot be
+            // followed nobody says that it is gone; who looks for it alone fails, and the others are seen.
+            let path = entry.path();
+            let is_there = || {
+                path.try_exists().unwrap_or_else(|error| {
+                    tracing::warn!(path = %path.display(), %error, "a disk that lies elsewhere cannot be looked at");
+                    true
+                })
+            };
+            if let Some(volume) = names::volume(name).filter(|_| !is_link || is_there()) {
+                volumes.push(volume);
             }
             handed_over.extend(moved(name));
             successors.extend(names::successor(name).or_else(|| Some(part(name)?.0)));
@@ -736,6 +744,23 @@ mod tests {
         assert_eq!(pool.instances().unwrap()[0], [instance]);
         pool.remove(None, instance).unwrap();
         assert!(!pool.has_volume(instance).unwrap());
+    }
+
+    #[test]
+    fn a_link_that_cannot_be_followed_is_not_taken_for_gone_and_hides_no_other() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool::new("p", directory.path());
+        let [loops, gone, other] = ["7d", "8d", "9d"].map(|start| -> InstanceId {
+            format!("{start}3c1f0a-2b4e-4c55-9a7e-0123456789ab").parse().unwrap()
+        });
+        std::os::unix::fs::symlink(pool.volume_path(loops), pool.volume_path(loops)).unwrap();
+        std::os::unix::fs::symlink(directory.path().join("nowhere"), pool.volume_path(gone)).unwrap();
+        std::fs::write(pool.volume_path(other), "").unwrap();
+        let [mut volumes, ..] = pool.instances().unwrap();
+        volumes.sort_unstable();
+        assert_eq!(volumes, [loops, other]);
+        pool.has_volume(loops).expect_err("nobody knows");
+        assert!(!pool.has_volume(gone).unwrap());
     }
 
     #[test]
