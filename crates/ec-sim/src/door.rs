@@ -173,7 +173,12 @@ impl Store for Door {
                 self.leave().await;
                 answer
             }
-            Fate::IsRefused(_) | Fate::IsDenied => Err(StoreError::Refused("refused on request".into())),
+            Fate::IsRefused(_) => Err(StoreError::Refused("refused on request".into())),
+            Fate::IsDenied => {
+                self.apply(txn, false).await.ok();
+                self.leave().await;
+                Err(StoreError::Full("mvcc: database space exceeded".into()))
+            }
             Fate::Kills | Fate::KillsAfterwards => {
                 self.apply(txn, false).await.ok();
                 self.world.end(self.actor, &self.life).await;

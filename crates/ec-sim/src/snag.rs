@@ -17,7 +17,7 @@ pub(crate) enum Fate {
     IsLate(Duration),
     /// Whoever is called says no. Placement answers with this HTTP status.
     IsRefused(u16),
-    /// The hypervisor says that it failed, and it was done.
+    /// It was done, and told to have failed: by the hypervisor, or by etcd, whose space ended with this write.
     IsDenied,
     /// The caller is killed before it goes out.
     Kills,

@@ -45,6 +45,8 @@ pub(super) const ALL: &[Scenario] = &[
     unheard!("schedule-unheard-of-the-claim", "PUT /allocations/", Fate::LosesItsAnswer),
     unheard!("schedule-claim-lost", "PUT /allocations/", Fate::IsLost),
     unheard!("schedule-claim-late", "PUT /allocations/", Fate::IsLate(Duration::from_secs(45))),
+    unheard!("schedule-fills-etcd-with-the-intent", "put instances/", Fate::IsDenied),
+    unheard!("schedule-fills-etcd-with-the-request", "put requests/", Fate::IsDenied),
     unheard!("schedule-unheard-of-the-request", "put requests/", Fate::LosesItsAnswer),
     unheard!("schedule-request-lost", "put requests/", Fate::IsLost),
     unheard!("schedule-request-late", "put requests/", Fate::IsLate(Duration::from_secs(15))),
