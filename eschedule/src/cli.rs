@@ -45,6 +45,10 @@ const SHOWN: usize = 80;
 /// Nobody waits longer for a virtual machine.
 pub(crate) const YEAR: u64 = 365 * 24 * 3600;
 
+/// By these a configuration is named.
+pub(crate) const CONFIG: &str = "--config";
+pub(crate) const CONFIG_VARIABLE: &str = "ESCHEDULE_CONFIG";
+
 const EXAMPLES: &str = "\
 Examples:
   eschedule 'resources=VCPU:1,DISK_GB:1,MEMORY_MB:256'
@@ -270,8 +274,14 @@ impl Cli {
         };
         let given = command.get_arguments().filter(is_given).filter_map(Arg::get_long);
         cli.given = given.map(|option| format!("--{option}")).collect();
-        cli.config = cli.config.or_else(|| std::env::var_os("ESCHEDULE_CONFIG"));
         Ok(cli)
+    }
+
+    /// The configuration's file that is named, and by what; none where that is empty.
+    pub(crate) fn named(&self) -> Option<(&'static str, PathBuf)> {
+        let file = self.config.clone().map(|file| (CONFIG, file));
+        let file = file.or_else(|| std::env::var_os(CONFIG_VARIABLE).map(|file| (CONFIG_VARIABLE, file)));
+        file.filter(|(_, file)| !file.is_empty()).map(|(by, file)| (by, file.into()))
     }
 }
 

@@ -23,7 +23,11 @@ pub(crate) use self::{
     archive::{Document, Manifest},
     backup::{BackedUp, Restored},
 };
-use crate::{cli::Output, config::Settings, output};
+use crate::{
+    cli::{CONFIG, Output},
+    config::Settings,
+    output,
+};
 
 /// Where what belongs to the cluster lies on the host that it is administered from.
 const DIRECTORY: &str = "/etc/ecompute";
@@ -144,7 +148,7 @@ pub(crate) enum NodeCommand {
     /// Let a node in no more
     Revoke {
         /// Its name
-        #[arg(value_name = "NODE")]
+        // Not NODE: completions would offer those of the cluster that ESCHEDULE_CONFIG names.
         name: String,
         #[command(flatten)]
         place: Administered,
@@ -154,9 +158,41 @@ pub(crate) enum NodeCommand {
 /// From where.
 #[derive(Args)]
 pub(crate) struct Administered {
-    /// Where the cluster's authority, certificates and configuration lie
-    #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
-    directory: PathBuf,
+    /// Where the cluster's authority, certificates and configuration lie [default: /etc/ecompute]
+    #[arg(long, value_name = "DIR")]
+    directory: Option<PathBuf>,
+}
+
+/// The configuration's file that was named, and by what.
+type Named = (&'static str, PathBuf);
+
+impl Administered {
+    fn directory(&self) -> &Path {
+        self.directory.as_deref().unwrap_or(Path::new(DIRECTORY))
+    }
+
+    /// The same, unless somebody named a configuration, and means the cluster of that: something would be done to another.
+    fn meant(&self, config: Option<&Named>) -> Result<&Path, Failure> {
+        let directory = self.directory();
+        match config {
+            Some((CONFIG, _)) => Err(Failure::usage(format!(
+                "{CONFIG} does not say which cluster is administered: leave it out, and name where that lies by --directory, unless it is {DIRECTORY}"
+            ))),
+            Some((by, file)) if self.directory.is_none() && !lies_in(directory, file) => {
+                Err(Failure::usage(format!(
+                    "{by} names {}, and this would be done to the cluster in {DIRECTORY}: say by --directory which is meant",
+                    file.display()
+                )))
+            }
+            _ => Ok(directory),
+        }
+    }
+}
+
+/// Whether a file, which may not be there yet, is one of the directory's.
+fn lies_in(directory: &Path, file: &Path) -> bool {
+    let real = |path: &Path| path.canonicalize().or_else(|_| std::path::absolute(path));
+    matches!((real(directory), real(file)), (Ok(directory), Ok(file)) if file.starts_with(&directory))
 }
 
 fn host(text: &str) -> Result<String, String> {
@@ -194,13 +230,13 @@ pub(crate) struct Added {
 /// Does what was asked for.
 pub(crate) async fn cluster(
     command: ClusterCommand,
-    config: Option<&Path>,
+    config: Option<&Named>,
     output: Output,
 ) -> Result<(), Failure> {
     match command {
-        ClusterCommand::Init { hosts, place } => init(&place.directory, &hosts, output).await,
+        ClusterCommand::Init { hosts, place } => init(place.meant(config)?, &hosts, output).await,
         ClusterCommand::Renew { place } => {
-            let files = Directory::new(&place.directory);
+            let files = Directory::new(place.meant(config)?);
             files.expect()?;
             let done =
                 Initialised { directory: files.path().to_owned(), made: files.renew()?, secured: None };
@@ -208,26 +244,35 @@ pub(crate) async fn cluster(
         }
         ClusterCommand::Backup { file, verify: true, .. } => backup::verify(&file, output),
         ClusterCommand::Backup { file, place, .. } => {
-            backup::backup(&place.directory, config, &file, output).await
+            // Where there is no cluster of ours, etcd is asked as that says.
+            if Directory::new(place.directory()).expect().is_ok() {
+                place.meant(config)?;
+            }
+            let config = config.map(|(_, file)| file.as_path());
+            backup::backup(place.directory(), config, &file, output).await
         }
         ClusterCommand::Restore { file, data_dir, options, place } => {
-            backup::restore(&place.directory, &file, &data_dir, &options, output).await
+            backup::restore(place.directory(), &file, &data_dir, &options, output).await
         }
     }
 }
 
 /// Does what was asked for.
-pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Failure> {
+pub(crate) async fn node(
+    command: NodeCommand,
+    config: Option<&Named>,
+    output: Output,
+) -> Result<(), Failure> {
     match command {
         NodeCommand::Add { name, hosts, uuid, again, out, place } => {
             let out = out.unwrap_or_else(|| PathBuf::from(format!("{name}.bundle")));
-            let cluster = Cluster::open(&place.directory).await?;
+            let cluster = Cluster::open(place.meant(config)?).await?;
             let node = cluster.add(name, hosts, uuid, again, &out).await?;
             let line = format!("{}  {}  {}", node.name, node.node, out.display());
             output.print(&node, || vec![node.name.clone()], || line)
         }
         NodeCommand::List { place } => {
-            let cluster = Cluster::open(&place.directory).await?;
+            let cluster = Cluster::open(place.meant(config)?).await?;
             let nodes = cluster.membership.nodes().await?;
             let revoked = cluster.files.revoked_users()?;
             for (name, _) in nodes.iter().filter(|(_, node)| revoked.contains(&Part::Node(*node).role())) {
@@ -241,7 +286,7 @@ pub(crate) async fn node(command: NodeCommand, output: Output) -> Result<(), Fai
             output::members(output, &nodes)
         }
         NodeCommand::Revoke { name, place } => {
-            Cluster::open(&place.directory).await?.revoke(&name, output).await
+            Cluster::open(place.meant(config)?).await?.revoke(&name, output).await
         }
     }
 }

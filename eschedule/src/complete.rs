@@ -12,7 +12,7 @@ use ec_model::{State, Workload};
 use ec_runtime::exit::{Failure, print};
 
 use crate::{
-    cli::Cli,
+    cli::{CONFIG_VARIABLE, Cli},
     config::{Session, Settings},
 };
 
@@ -126,7 +126,7 @@ where
 {
     let Some(beginning) = typed.to_str().map(str::to_owned) else { return Vec::new() };
     let asked = async {
-        let config = std::env::var_os("ESCHEDULE_CONFIG").filter(|file| !file.is_empty());
+        let config = std::env::var_os(CONFIG_VARIABLE).filter(|file| !file.is_empty());
         let settings = Settings::load(config.as_deref().map(std::path::Path::new)).ok()?;
         let mut session = Session::open(settings).await.ok()?;
         // Whoever types reads nothing between.

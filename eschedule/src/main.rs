@@ -90,17 +90,17 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         _ => {}
     }
-    // An empty variable is as good as none.
-    let config = cli.config.as_deref().filter(|file| !file.is_empty());
+    let named = cli.named();
     // They have a configuration of their own.
     let command = match cli.command {
         Some(Command::Cluster(command)) => {
-            return cluster::cluster(command, config.map(Path::new), output).await;
+            return cluster::cluster(command, named.as_ref(), output).await;
         }
-        Some(Command::Node(command)) => return cluster::node(command, output).await,
+        Some(Command::Node(command)) => return cluster::node(command, named.as_ref(), output).await,
         command => command,
     };
-    let settings = Settings { request_id: cli.request_id, ..Settings::load(config.map(Path::new))? };
+    let config = named.as_ref().map(|(_, file)| file.as_path());
+    let settings = Settings { request_id: cli.request_id, ..Settings::load(config)? };
     match (command, cli.target) {
         (Some(Command::Destroy { instances, waiting }), _) => {
             let session = Session::open(settings).await?;
