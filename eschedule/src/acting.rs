@@ -1,5 +1,4 @@
-//! What is done to instances that are there: each is asked, one after the other; then all that was asked for is waited for, at the
-//! same time. Each is answered for by itself.
+//! What is done to instances that are there.
 
 use std::{
     collections::HashSet,
@@ -14,10 +13,9 @@ use ec_model::{
     Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, Workload, input::LabelSelector,
 };
 use ec_runtime::{
-    exit::{Failure, INTERRUPTED, print, tell},
+    exit::{Failure, INTERRUPTED, tell},
     shutdown_on_signals,
 };
-use futures::StreamExt;
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
@@ -25,14 +23,12 @@ use crate::{
     cli::{Instances, Output, Resizing, Size, Waiting},
     config::Session,
     output::{self, Mood},
-    shown::{Progress, Shown},
+    several::{self, Asked, One, Told},
+    shown::Shown,
 };
 
 /// So many characters of a uuid are no chance, where a mistake costs a disk.
 pub(crate) const CERTAIN: usize = 8;
-
-/// So many are waited for at the same time: each is two watches.
-const AT_ONCE: usize = 64;
 
 /// What came of one.
 #[derive(Default, Serialize)]
@@ -194,30 +190,7 @@ impl Patience {
     }
 }
 
-/// Keeps the first failure, which is the process's own last word, and tells of each after it.
-pub(crate) fn note(failed: &mut Option<Failure>, failure: Failure) {
-    match failed {
-        None => *failed = Some(failure),
-        Some(_) => tell(&format!("eschedule: {}", failure.message)),
-    }
-}
-
-/// That somebody interrupted the command before it came to this one.
-pub(crate) fn nothing_asked(text: &str) -> Failure {
-    Failure { code: INTERRUPTED, message: format!("interrupted: nothing was asked of {text}") }
-}
-
-/// What was asked of one, by the word by which that was meant, and what is left to wait for.
-struct Asked<W> {
-    word: String,
-    done: Done,
-    /// As it was called; what is destroyed has no name afterwards.
-    called: Option<String>,
-    awaited: Option<W>,
-}
-
-/// Asks each, and then waits for all for which there is something to wait for. One that fails does not keep the others from being
-/// done, nor does one that takes long. The first failure is the outcome of all, and of one alone. What costs a disk must be `certain`.
+/// Asks each, as [`several::each`] says. What costs a disk must be `certain`.
 async fn each<W>(
     session: &Session,
     instances: &Instances,
@@ -228,121 +201,44 @@ async fn each<W>(
     patience: &Patience,
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
-    let mut texts = instances.instances.clone();
+    let mut words = instances.instances.clone();
     if !instances.label.is_empty() {
-        texts.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
+        words.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
     }
-    let named: HashSet<&String> = instances.instances.iter().collect();
-    // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
-    let (mut words, mut asked) = (HashSet::new(), HashSet::new());
-    texts.retain(|text| words.insert(text.clone()));
-    let mut told =
-        Told { output, request_id: cloud.request_id, failed: None, unread: None, done: Vec::new() };
-    let mut later = Vec::new();
-    for text in &texts {
-        if patience.stop.is_cancelled() {
-            later.push(Err((
-                Done::failed(text, None, "interrupted before anything was asked of it"),
-                nothing_asked(text),
-            )));
-            continue;
-        }
-        let meant = meant(cloud, text, certain).await;
-        let instance = meant.as_ref().ok().copied();
-        if instance.is_some_and(|instance| !asked.insert(instance)) {
-            continue;
-        }
-        let outcome = match meant {
-            Ok(instance) => {
-                let selectors = if named.contains(text) { &[][..] } else { &instances.label };
-                let called = if output == Output::Name { own_name_of(cloud, instance).await } else { None };
-                let asked = ask(instance, selectors).await;
-                asked.map(|(done, awaited)| Asked { word: text.clone(), done, called, awaited })
+    let named: HashSet<&str> = instances.instances.iter().map(String::as_str).collect();
+    let meant = async |word: &str| Ok(meant(cloud, word, certain).await?);
+    let ask = async |instance, word: &str| {
+        let selectors = if named.contains(word) { &[][..] } else { &instances.label };
+        // What is destroyed has no name afterwards.
+        let called = if output == Output::Name { own_name_of(cloud, instance).await } else { None };
+        let (done, awaited) = ask(instance, selectors).await?;
+        Ok(match awaited {
+            None => Asked::Done(one(cloud, output, done, called).await),
+            Some(awaited) => {
+                let first = done.state.as_deref().unwrap_or_default().to_lowercase();
+                Asked::Awaited((done, called, awaited), first)
             }
-            Err(error) => Err(error.into()),
-        };
-        let outcome = outcome.map_err(|failure| (Done::failed(text, instance, &failure.message), failure));
-        // What is known is told at once, where nothing is to be told before.
-        match outcome {
-            Ok(asked) if asked.awaited.is_none() && later.is_empty() => {
-                told.tell(named_now(cloud, output, asked).await)
-            }
-            Err(failed) if later.is_empty() => told.fail(failed),
-            outcome => later.push(outcome),
-        }
-    }
-    let all = Progress::of(later.len());
-    let outcomes = later.into_iter().map(async |outcome| {
-        let Asked { word, done, called, awaited } = outcome?;
-        let Some(awaited) = awaited else {
-            return Ok(named_now(cloud, output, Asked::<W> { word, done, called, awaited: None }).await);
-        };
-        let instance = done.instance;
-        let first = done.state.as_deref().unwrap_or_default().to_lowercase();
-        let shown = all.shown(&word, &first);
-        let done = wait(done, awaited, &shown).await;
-        shown.finish();
-        let done = done.map_err(|failure| (Done::failed(&word, instance, &failure.message), failure))?;
-        Ok(named_now(cloud, output, Asked::<W> { word, done, called, awaited: None }).await)
-    });
-    let mut outcomes = futures::stream::iter(outcomes).buffered(AT_ONCE);
-    while let Some(outcome) = outcomes.next().await {
-        all.suspend(|| match outcome {
-            Ok(done) => told.tell(done),
-            Err(failed) => told.fail(failed),
-        });
-    }
-    told.end(instances.instances.len() == 1)
+        })
+    };
+    let wait = async |_, (done, called, awaited), shown: &Shown| {
+        let done = wait(done, awaited, shown).await?;
+        Ok(one(cloud, output, done, called).await)
+    };
+    let request_id = cloud.request_id;
+    let of_failed =
+        |word: &str, instance, why: &str| Done { request_id, ..Done::failed(word, instance, why) };
+    let told = Told::new(output, instances.instances.len() == 1, &of_failed);
+    several::each(told, &words, patience, meant, ask, wait).await
 }
 
 /// What came of one, and what it is called where names are wanted: as it is called now, for it may be renamed.
-async fn named_now<W>(cloud: &Cloud, output: Output, asked: Asked<W>) -> (Done, String) {
-    let Asked { done, called, .. } = asked;
-    let Some(instance) = done.instance.filter(|_| output == Output::Name) else {
-        return (done, String::new());
+async fn one(cloud: &Cloud, output: Output, done: Done, called: Option<String>) -> One<Done> {
+    let name = match done.instance.filter(|_| output == Output::Name) {
+        Some(instance) => output::called(own_name_of(cloud, instance).await.or(called).as_ref(), instance),
+        None => String::new(),
     };
-    let name = own_name_of(cloud, instance).await.or(called);
-    (done, output::called(name.as_ref(), instance))
-}
-
-/// What came of all, as it is told.
-struct Told {
-    output: Output,
-    request_id: Option<RequestId>,
-    failed: Option<Failure>,
-    /// Nobody reads what is told, or it cannot be written; all are asked nevertheless.
-    unread: Option<Failure>,
-    done: Vec<Done>,
-}
-
-impl Told {
-    fn tell(&mut self, (one, name): (Done, String)) {
-        let told = match self.output {
-            Output::Table => print(&one.line),
-            Output::Name => print(&output::plain(&name)),
-            Output::Json | Output::Yaml => {
-                self.done.push(Done { request_id: self.request_id, ..one });
-                Ok(())
-            }
-        };
-        if let Err(failure) = told {
-            self.unread.get_or_insert(failure);
-        }
-    }
-
-    fn fail(&mut self, (one, failure): (Done, Failure)) {
-        self.done.push(Done { request_id: self.request_id, ..one });
-        note(&mut self.failed, failure);
-    }
-
-    fn end(self, is_one: bool) -> Result<(), Failure> {
-        match self.done.as_slice() {
-            // One that was named is no list.
-            [one] if is_one => self.output.print_fields(one)?,
-            all => self.output.print_fields(all)?,
-        }
-        self.failed.or(self.unread).map_or(Ok(()), Err)
-    }
+    let line = done.line.clone();
+    One { fields: Done { request_id: cloud.request_id, ..done }, line, name }
 }
 
 /// The instance that a word means.
@@ -507,9 +403,6 @@ mod tests {
         let wait = async |done, (), _: &Shown| Ok(done);
         let failed =
             each(&session, &instances, Output::Table, false, ask, wait, &patience).await.unwrap_err();
-        assert_eq!(
-            (failed.code, failed.message.as_str()),
-            (INTERRUPTED, "interrupted: nothing was asked of one")
-        );
+        assert_eq!(failed.code, INTERRUPTED);
     }
 }

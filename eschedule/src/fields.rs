@@ -307,7 +307,14 @@ fn results() -> Vec<(&'static str, Value)> {
         ),
         ("member", json(serde_json::to_value(Member { instance, node }))),
         ("apply", json(serde_json::to_value(applied))),
-        ("delete", json(serde_json::to_value(Deleted { deleted: "n", state: "DELETED" }))),
+        (
+            "delete",
+            json(serde_json::to_value(Deleted {
+                asked: Some(name()),
+                error: Some(name()),
+                ..Deleted::default()
+            })),
+        ),
         ("doctor", json(serde_json::to_value(Finding::warning("p", "f", "m")))),
         (
             "node",

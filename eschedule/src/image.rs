@@ -23,10 +23,10 @@ use ec_runtime::exit::{Failure, chain, tell};
 pub(crate) use known::{distribution, is_distribution};
 
 use crate::{
-    acting::note,
     cli::Output,
     config::Session,
-    output,
+    output::{self, Deleted},
+    several::Told,
     spec::{copied, once_each, sha256, sha512},
 };
 
@@ -232,24 +232,21 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
 
 /// One that fails does not keep the others from being deleted.
 async fn delete(session: &Session, images: &[String], output: Output) -> Result<(), Failure> {
-    let mut failed = None::<Failure>;
+    let of_failed = |word: &str, _, why: &str| Deleted::failed(word, why);
+    let mut told = Told::new(output, images.len() == 1, &of_failed);
     for (place, text) in images.iter().enumerate() {
         // Once it is gone its name would mean another's, or nobody.
         if images[..place].contains(text) {
             continue;
         }
         let remove = async |image: &Image| remove(session, image).await;
-        let deleted = ec_cloud::delete_image(&session.cloud, text, remove).await;
-        let told = match deleted {
-            Ok(deleted) => output::deleted(output, "IMAGE", &deleted.name),
-            Err(error) => Err(error.into()),
-        };
-        if let Err(failure) = told {
-            note(&mut failed, failure);
+        match ec_cloud::delete_image(&session.cloud, text, remove).await {
+            Ok(deleted) => told.tell(Deleted::one("IMAGE", &deleted.name, "DELETED")),
+            Err(error) => told.fail(text, &error.into()),
         }
     }
     tidy_copies(session).await;
-    failed.map_or(Ok(()), Err)
+    told.end()
 }
 
 async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {

@@ -20,6 +20,7 @@ mod list;
 mod output;
 mod reach;
 mod run;
+mod several;
 mod show;
 mod shown;
 mod snapshot;

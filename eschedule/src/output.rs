@@ -18,7 +18,7 @@ use jiff::Timestamp;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::{cli::Output, cluster::Added};
+use crate::{cli::Output, cluster::Added, several::One};
 pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
@@ -352,19 +352,37 @@ pub(crate) fn members(output: Output, nodes: &[Added]) -> Result<(), Failure> {
 
 /// That something with a name is there no more.
 pub(crate) fn deleted(output: Output, what: &str, name: &str) -> Result<(), Failure> {
-    gone(output, what, name, "DELETED")
+    let One { fields, line, name } = Deleted::one(what, name, "DELETED");
+    output.print(&fields, || vec![name], || line)
 }
 
-/// The same of what may still be on its way.
-pub(crate) fn gone(output: Output, what: &str, name: &str, state: &str) -> Result<(), Failure> {
-    let deleted = Deleted { deleted: name, state };
-    output.print(&deleted, || vec![name.to_owned()], || format!("{state} {what} {}", plain(name)))
+/// What came of one that was to be deleted.
+#[derive(Default, Serialize)]
+pub(crate) struct Deleted {
+    /// None where it failed.
+    pub(crate) deleted: Option<String>,
+    /// It may be on its way still.
+    pub(crate) state: Option<String>,
+    /// The word by which it was asked for, where it failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) asked: Option<String>,
+    /// What failed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) error: Option<String>,
 }
 
-#[derive(Serialize)]
-pub(crate) struct Deleted<'a> {
-    pub(crate) deleted: &'a str,
-    pub(crate) state: &'a str,
+impl Deleted {
+    pub(crate) fn one(what: &str, name: &str, state: &str) -> One<Self> {
+        One {
+            fields: Self { deleted: Some(name.to_owned()), state: Some(state.to_owned()), ..Self::default() },
+            line: format!("{state} {what} {}", plain(name)),
+            name: name.to_owned(),
+        }
+    }
+
+    pub(crate) fn failed(asked: &str, why: &str) -> Self {
+        Self { asked: Some(asked.to_owned()), error: Some(why.to_owned()), ..Self::default() }
+    }
 }
 
 /// All of one instance, as lines for people.

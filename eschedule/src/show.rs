@@ -6,10 +6,10 @@ use ec_runtime::exit::Failure;
 use serde::Serialize;
 
 use crate::{
-    acting::note,
     cli::{Instances, Output},
     config::Session,
     output::{self, Names},
+    several::note,
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -74,9 +74,8 @@ pub(crate) async fn show(session: &Session, instances: &Instances, output: Outpu
             Err(error) if instances.instances.len() == 1 => return Err(error.into()),
             Err(error) => {
                 let failure = Failure::from(error);
-                let error = failure.message.clone();
-                note(&mut failed, failure);
-                Shown::Failed { asked: text, error }
+                note(&mut failed, &failure);
+                Shown::Failed { asked: text, error: failure.message }
             }
         });
     }

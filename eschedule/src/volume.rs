@@ -14,12 +14,13 @@ use ec_runtime::{
 };
 
 use crate::{
-    acting::{CERTAIN, Patience, note, nothing_asked, tell_later},
+    acting::{CERTAIN, Patience, tell_later},
     cli::{Output, Waiting},
     config::Session,
     list::WhichVolumes,
-    output::{self, Names},
+    output::{self, Deleted, Names},
     run,
+    several::{Asked, Told, each},
     shown::Shown,
     spec::{image_ref, once_each},
 };
@@ -451,7 +452,7 @@ pub(crate) async fn make(
     Ok(())
 }
 
-/// One that fails does not keep the others from being deleted.
+/// Deletes each, as [`each`] says.
 pub(crate) async fn delete(
     session: &Session,
     what: &str,
@@ -459,26 +460,29 @@ pub(crate) async fn delete(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
+    let cloud = &session.cloud;
     let patience = Patience::new(waiting)?;
-    let mut failed = None::<Failure>;
-    for (place, text) in volumes.iter().enumerate() {
-        // Once it is gone its name would mean nobody.
-        if volumes[..place].contains(text) {
-            continue;
-        }
-        if patience.stop.is_cancelled() {
-            note(&mut failed, nothing_asked(text));
-            continue;
-        }
-        let outcome = match delete_one(session, text, &patience).await {
-            Ok(state) => output::gone(output, what, text, state),
-            Err(failure) => Err(failure),
+    let meant = async |word: &str| certain(session, word).await;
+    let ask = async |volume, word: &str| {
+        let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
+        let Doomed::By { node, alive } = doomed else {
+            return Ok(Asked::Done(Deleted::one(what, word, "DELETED")));
         };
-        if let Err(failure) = outcome {
-            note(&mut failed, failure);
-        }
-    }
-    failed.map_or(Ok(()), Err)
+        tell_later(node, alive, &format!("{volume} is deleted"));
+        Ok(match patience.left() {
+            None => Asked::Done(Deleted::one(what, word, "DELETING")),
+            Some(_) => Asked::Awaited((node, word.to_owned()), "deleting".to_owned()),
+        })
+    };
+    let wait = async |volume, (node, word): (NodeId, String), shown: &Shown| {
+        let left = patience.left().unwrap_or_default();
+        let gone = until_gone(cloud, node, volume, left, |step| shown.step(step));
+        patience.wait(session, volume, gone).await?;
+        Ok(Deleted::one(what, &word, "DELETED"))
+    };
+    let of_failed = |word: &str, _, why: &str| Deleted::failed(word, why);
+    let told = Told::new(output, volumes.len() == 1, &of_failed);
+    each(told, volumes, &patience, meant, ask, wait).await
 }
 
 /// The volume that a word means, where a mistake costs a disk.
@@ -505,21 +509,6 @@ pub(crate) fn named(
         "no volume of project `{}` is named `{text}`; {volume} begins so, and {cost}: give {CERTAIN} characters of that or more",
         session.cloud.project
     )))
-}
-
-/// How far it is then.
-async fn delete_one(session: &Session, text: &str, patience: &Patience) -> Result<&'static str, Failure> {
-    let cloud = &session.cloud;
-    let volume = certain(session, text).await?;
-    let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
-    let Doomed::By { node, alive } = doomed else { return Ok("DELETED") };
-    tell_later(node, alive, &format!("{volume} is deleted"));
-    let Some(timeout) = patience.left() else { return Ok("DELETING") };
-    let shown = Shown::new("deleting");
-    let gone = until_gone(cloud, node, volume, timeout, |step| shown.step(step));
-    let gone = patience.wait(session, volume, gone).await;
-    shown.finish();
-    gone.map(|_| "DELETED")
 }
 
 /// Says what is not as whoever asked would think.

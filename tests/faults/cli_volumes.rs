@@ -304,3 +304,55 @@ async fn of_many_who_want_a_volume_one_has_it_and_nobody_deletes_it_meanwhile() 
     }
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_are_deleted_at_the_same_time_and_told_in_one_document() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("h1", true, SOME).await?;
+    for name in ["a", "b", "c"] {
+        made(&control, node, &[name, "--size", "1"]).await?;
+    }
+    let told = |output: Output| -> Result<(Option<i32>, Value)> {
+        Ok((output.status.code(), serde_json::from_slice(&output.stdout)?))
+    };
+    let (code, all) = told(control.eschedule(&["volume", "delete", "a", "none", "b", "-o", "json"])?)?;
+    assert_eq!((code, all.as_array().map(Vec::len)), (Some(1), Some(3)), "{all}");
+    assert_eq!((&all[0]["deleted"], &all[0]["state"]), (&"a".into(), &"DELETING".into()));
+    assert_eq!((&all[1]["deleted"], &all[1]["asked"]), (&Value::Null, &"none".into()));
+    ensure!(all[1]["error"].as_str().is_some_and(|why| why.contains("no volume of project")), "{all}");
+    assert_eq!(all[2]["deleted"], "b");
+    let one = json(&control, &["delete", "c"])?;
+    assert_eq!((&one["deleted"], &one["state"]), (&"c".into(), &"DELETING".into()));
+
+    // The last is asked though the first takes long.
+    let (d, e) = (
+        made(&control, node, &["d", "--size", "1"]).await?,
+        made(&control, node, &["e", "--size", "1"]).await?,
+    );
+    let mut waits =
+        control.command(&["volume", "delete", "d", "e", "--wait", "--timeout", "20", "-o", "json"]);
+    let waits = waits.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut is_asked = false;
+    for _ in 0..100 {
+        let request = control.request(node, e).await?;
+        is_asked = request.is_some_and(|request| request.desired == ec_model::Desired::Destroyed);
+        if is_asked {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(50)).await;
+    }
+    ensure!(is_asked, "nobody asked for the second");
+    for volume in [e, d] {
+        control.delete(control.keys.request(node, volume)).await?;
+        control.delete(control.keys.status(node, volume)).await?;
+    }
+    let (code, all) = told(waits.wait_with_output()?)?;
+    assert_eq!(code, Some(0), "{all}");
+    let state = |name: &str| serde_json::json!({"deleted": name, "state": "DELETED"});
+    assert_eq!(all, serde_json::json!([state("d"), state("e")]));
+
+    control.done(&["image", "add", "one", "https://images.example/x.qcow2"])?;
+    let (code, all) = told(control.eschedule(&["image", "delete", "none", "one", "-o", "json"])?)?;
+    assert_eq!((code, &all[0]["asked"], &all[1]), (Some(1), &"none".into(), &state("one")), "{all}");
+    Ok(())
+}

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File},
+    io::{BufRead, BufReader},
     process::{Output, Stdio},
     time::Duration,
 };
@@ -12,6 +13,10 @@ use ec_placement_client::Inventory;
 use ec_tests::{
     TINY,
     control::{Control, all_of, notified},
+};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
 };
 use serde_json::{Value, json};
 
@@ -462,5 +467,32 @@ async fn what_may_be_meant_otherwise_is_refused() -> Result<()> {
     assert_eq!(control.done(&["rename", "web", "shop", "-o", "name"])?, "shop\n");
     assert_eq!(control.done(&["show", begins, "-o", "name"])?, "shop\n");
     assert_eq!(control.done(&["destroy", "shop", "-o", "name"])?, "shop\n");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_fails_of_several_is_told_while_others_are_waited_for() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    for name in ["web", "db"] {
+        let (_, instance) = control.schedule(&["--name", name, TINY])?;
+        control.status(node, instance, State::Active, Some("10.0.0.7")).await?;
+    }
+    let mut stops = control.command(&["stop", "--wait", "--timeout", "60", "web", "none", "db"]);
+    let mut stops = stops.stdout(Stdio::null()).stderr(Stdio::piped()).spawn()?;
+    let mut lines = BufReader::new(stops.stderr.take().context("its stderr")?).lines();
+    let mut until = |wanted: &str| -> Result<()> {
+        let told = lines.by_ref().map_while(std::io::Result::ok).any(|line| line.contains(wanted));
+        ensure!(told, "it ended without `{wanted}`");
+        Ok(())
+    };
+    until("no instance of project")?;
+    until("db: stopping")?;
+    ensure!(stops.try_wait()?.is_none(), "it waits");
+    kill(Pid::from_raw(stops.id().try_into()?), Signal::SIGINT)?;
+    for _ in 0..2 {
+        until("interrupted: what was asked of")?;
+    }
+    assert_eq!(stops.wait()?.code(), Some(130), "whatever failed before");
     Ok(())
 }

@@ -37,13 +37,17 @@ impl Failure {
         Self { code: USAGE, message: message.into() }
     }
 
-    /// The code for `ExitCode`, after printing the line to standard error; where there is nothing to say,
-    /// nothing is.
+    /// The code for `ExitCode`, after [`Self::tell`].
     pub fn report(self, program: &str) -> ExitCode {
+        self.tell(program);
+        ExitCode::from(self.code)
+    }
+
+    /// Prints the line to standard error; where there is nothing to say, nothing is.
+    pub fn tell(&self, program: &str) {
         if !self.message.is_empty() {
             tell(&format!("{program}: {}", one_line(&self.message)));
         }
-        ExitCode::from(self.code)
     }
 }
 

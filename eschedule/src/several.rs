@@ -1,0 +1,172 @@
+//! One command to several: each is asked, one after the other; then all that was asked for is waited for, at the same time. Each is
+//! answered for by itself.
+
+use std::collections::HashSet;
+
+use ec_model::InstanceId;
+use ec_runtime::exit::{Failure, INTERRUPTED, print};
+use futures::StreamExt;
+use serde::Serialize;
+
+use crate::{
+    acting::Patience,
+    cli::Output,
+    output,
+    shown::{Progress, Shown},
+};
+
+/// So many are waited for at the same time: each is two watches.
+const AT_ONCE: usize = 64;
+
+/// What came of one.
+pub(crate) struct One<T> {
+    /// For scripts.
+    pub(crate) fields: T,
+    /// For people.
+    pub(crate) line: String,
+    /// What it is called, where names are wanted.
+    pub(crate) name: String,
+}
+
+/// What was asked of one.
+pub(crate) enum Asked<T, W> {
+    /// There is nothing to wait for.
+    Done(One<T>),
+    /// This is to be waited for, which is under way in these words.
+    Awaited(W, String),
+}
+
+/// One that failed, of which people were told.
+struct Failed<T> {
+    fields: T,
+    code: u8,
+}
+
+/// What scripts are told of one that failed: the word by which it was asked for, which that is, and why.
+type OfFailed<'a, T> = &'a dyn Fn(&str, Option<InstanceId>, &str) -> T;
+
+/// What came of all, as it is told.
+pub(crate) struct Told<'a, T> {
+    output: Output,
+    /// One was named, which is no list.
+    is_one: bool,
+    of_failed: OfFailed<'a, T>,
+    ended: Option<Failure>,
+    /// Nobody reads what is told, or it cannot be written; all are asked nevertheless.
+    unread: Option<Failure>,
+    done: Vec<T>,
+}
+
+impl<'a, T: Serialize> Told<'a, T> {
+    pub(crate) fn new(output: Output, is_one: bool, of_failed: OfFailed<'a, T>) -> Self {
+        Self { output, is_one, of_failed, ended: None, unread: None, done: Vec::new() }
+    }
+
+    pub(crate) fn tell(&mut self, one: One<T>) {
+        let told = match self.output {
+            Output::Table => print(&one.line),
+            Output::Name => print(&output::plain(&one.name)),
+            Output::Json | Output::Yaml => Ok(()),
+        };
+        if let Err(failure) = told {
+            self.unread.get_or_insert(failure);
+        }
+        self.done.push(one.fields);
+    }
+
+    pub(crate) fn fail(&mut self, word: &str, failure: &Failure) {
+        self.keep(failed(self.of_failed, word, None, failure));
+    }
+
+    fn keep(&mut self, failed: Failed<T>) {
+        end_as(&mut self.ended, failed.code);
+        self.done.push(failed.fields);
+    }
+
+    pub(crate) fn end(self) -> Result<(), Failure> {
+        match self.done.as_slice() {
+            [one] if self.is_one => self.output.print_fields(one)?,
+            all => self.output.print_fields(all)?,
+        }
+        self.ended.or(self.unread).map_or(Ok(()), Err)
+    }
+}
+
+/// Tells people of one that failed, at once, whatever is still waited for.
+fn failed<T>(of: OfFailed<'_, T>, word: &str, instance: Option<InstanceId>, failure: &Failure) -> Failed<T> {
+    failure.tell("eschedule");
+    Failed { fields: of(word, instance, &failure.message), code: failure.code }
+}
+
+/// Tells of a failure, and has the command end with it as [`end_as`] says.
+pub(crate) fn note(ended: &mut Option<Failure>, failure: &Failure) {
+    failure.tell("eschedule");
+    end_as(ended, failure.code);
+}
+
+/// How a command ends of which something failed: as the first of that, unless somebody interrupted it.
+fn end_as(ended: &mut Option<Failure>, code: u8) {
+    if ended.is_none() || code == INTERRUPTED {
+        *ended = Some(Failure { code, message: String::new() });
+    }
+}
+
+/// Asks each that a word means, and then waits for all for which there is something to wait for. One that fails does not keep the
+/// others from being done, nor does one that takes long.
+pub(crate) async fn each<T: Serialize, W>(
+    mut told: Told<'_, T>,
+    words: &[String],
+    patience: &Patience,
+    meant: impl AsyncFn(&str) -> Result<InstanceId, Failure>,
+    ask: impl AsyncFn(InstanceId, &str) -> Result<Asked<T, W>, Failure>,
+    wait: impl AsyncFn(InstanceId, W, &Shown) -> Result<One<T>, Failure>,
+) -> Result<(), Failure> {
+    // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
+    let (mut said, mut asked) = (HashSet::new(), HashSet::new());
+    let mut later = Vec::new();
+    for word in words.iter().filter(|word| said.insert(*word)) {
+        let mut which = None;
+        let outcome = async {
+            if patience.stop.is_cancelled() {
+                let message = format!("interrupted: nothing was asked of {word}");
+                return Err(Failure { code: INTERRUPTED, message });
+            }
+            let instance = meant(word).await?;
+            which = Some(instance);
+            if !asked.insert(instance) {
+                return Ok(None);
+            }
+            Ok(Some((instance, ask(instance, word).await?)))
+        };
+        // What is known is told at once, where nothing is to be told before.
+        match outcome.await {
+            Ok(None) => {}
+            Ok(Some((_, Asked::Done(one)))) if later.is_empty() => told.tell(one),
+            Ok(Some((instance, asked))) => later.push(Ok((word, instance, asked))),
+            Err(failure) => {
+                let failed = failed(told.of_failed, word, which, &failure);
+                if later.is_empty() { told.keep(failed) } else { later.push(Err(failed)) }
+            }
+        }
+    }
+    let (all, of_failed) = (Progress::of(later.len()), told.of_failed);
+    let outcomes = later.into_iter().map(async |outcome| {
+        let (word, instance, asked) = outcome?;
+        let (awaited, first) = match asked {
+            Asked::Done(one) => return Ok(one),
+            Asked::Awaited(awaited, first) => (awaited, first),
+        };
+        let shown = all.shown(word, &first);
+        let came = wait(instance, awaited, &shown).await;
+        shown.finish();
+        came.map_err(|failure| all.suspend(|| failed(of_failed, word, Some(instance), &failure)))
+    });
+    let mut outcomes = futures::stream::iter(outcomes).buffered(AT_ONCE);
+    while let Some(outcome) = outcomes.next().await {
+        all.suspend(|| match outcome {
+            Ok(one) => told.tell(one),
+            Err(failed) => told.keep(failed),
+        });
+    }
+    told.end()
+}
