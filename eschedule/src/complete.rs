@@ -135,7 +135,10 @@ where
     };
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
     let words = runtime.ok().and_then(|runtime| {
-        runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.ok().flatten() })
+        let words = runtime.block_on(async { tokio::time::timeout(PATIENCE, asked).await.ok().flatten() });
+        // Who looks for a name's address does so in a thread that nothing ends before its answer.
+        runtime.shutdown_background();
+        words
     });
     let words = words.unwrap_or_default().into_iter();
     words.filter(|word| fits(word, &beginning)).map(CompletionCandidate::new).collect()
@@ -183,3 +186,16 @@ mod tests {
         }
     }
 }
+    #[test]
+    fn nobody_waits_for_an_address_that_is_still_looked_for() {
+        ec_runtime::install_tls_provider();
+        let begun = std::time::Instant::now();
+        let ask = |_, _| async {
+            // As a name's address is looked for.
+            tokio::task::spawn_blocking(|| std::thread::sleep(10 * PATIENCE)).await.ok();
+            Ok(Vec::new())
+        };
+        assert!(asked(OsStr::new("web"), ask).is_empty());
+        assert!(begun.elapsed() < 5 * PATIENCE);
+    }
+
