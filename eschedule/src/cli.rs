@@ -183,7 +183,7 @@ pub(crate) struct Waiting {
     pub(crate) wait: bool,
 
     /// Stop waiting after so many seconds (exit code 1; the instance goes on)
-    #[arg(long, value_name = "SECONDS", default_value_t = 1800, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
+    #[arg(long, value_name = "SECONDS", default_value_t = 1800, requires = "wait", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
     pub(crate) timeout: u64,
 }
 

@@ -454,6 +454,9 @@ async fn what_may_be_meant_otherwise_is_refused() -> Result<()> {
         (&["stop", "web", "--grace", "-1"], 2, "-1 is not in 0..=86400"),
         (&["resize", "web", "--confirm"], 1, "there is no resize of it"),
         (&["resize", "web", "--revert"], 1, "there is no resize of it"),
+        // It would say how long for what is not waited for.
+        (&["destroy", "web", "--timeout", "5"], 2, "--wait"),
+        (&["--timeout", "5", "web"], 2, "--wait"),
     ] {
         let output = control.eschedule(arguments)?;
         assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{arguments:?}: {output:?}");
