@@ -285,6 +285,16 @@ impl Cli {
     }
 }
 
+/// That somebody may have mistyped a command: any word else is taken for what is asked for without one.
+pub(crate) fn meant(word: &str) -> Option<String> {
+    let command = Cli::command();
+    let names = command.get_subcommands().map(clap::Command::get_name);
+    let near = names.map(|name| (strsim::damerau_levenshtein(&word.to_lowercase(), name), name)).min();
+    // Of words as short as these, more than a third that is otherwise makes another.
+    near.filter(|(distance, _)| 3 * distance <= word.chars().count())
+        .map(|(_, name)| format!("did you mean `{name}`?"))
+}
+
 /// Tells what is wrong, or what was asked for.
 fn answered(error: &clap::Error) -> ExitCode {
     let told = error.print().and_then(|()| io::stdout().flush());

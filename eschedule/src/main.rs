@@ -78,9 +78,8 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         (Some(Command::Man { directory }), _) => return manual_pages(directory),
         (Some(Command::Apply(apply)), _) if apply.schema => return print(&stack::schema()?),
         (Some(_), Some(target)) => {
-            return Err(Failure::usage(format!(
-                "`{target}` does not go with a command; see `eschedule --help`"
-            )));
+            let hint = cli::meant(target).unwrap_or_else(|| "see `eschedule --help`".to_owned());
+            return Err(Failure::usage(format!("`{target}` does not go with a command; {hint}")));
         }
         // Else it would be left out without a word.
         (Some(_), None) if !cli.given.is_empty() => {
@@ -207,19 +206,20 @@ async fn run(cli: Cli) -> Result<(), Failure> {
             run::schedule(&session, &query, &guest, &cli.place, cli.waiting, output).await
         }
         (_, Some(instance)) => {
+            let hint = cli::meant(&instance).map(|hint| format!("; {hint}")).unwrap_or_default();
             if cli.image.is_some() {
                 return Err(Failure::usage(format!(
-                    "`{instance}` is not a resources query: wanted for example `resources=VCPU:1,MEMORY_MB:256`"
+                    "`{instance}` is not a resources query: wanted for example `resources=VCPU:1,MEMORY_MB:256`{hint}"
                 )));
             }
             let left_out =
                 cli.given.iter().find(|option| !["--wait", "--timeout"].contains(&option.as_str()));
             if let Some(option) = left_out {
                 return Err(Failure::usage(format!(
-                    "{option} goes with a resources query: of `{instance}` the address is told, with --wait once it has one"
+                    "{option} goes with a resources query: of `{instance}` the address is told, with --wait once it has one{hint}"
                 )));
             }
-            run::address(&Session::open(settings).await?, &instance, cli.waiting, output).await
+            run::address(&Session::open(settings).await?, &instance, &hint, cli.waiting, output).await
         }
         (_, None) => Err(Failure::usage("nothing to do; see `eschedule --help`")),
     }

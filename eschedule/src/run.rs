@@ -405,12 +405,13 @@ fn in_words(reasons: &Result<Reasons, CloudError>) -> String {
 pub(crate) async fn address(
     session: &Session,
     instance: &str,
+    hint: &str,
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
     let instance = resolve(&session.cloud, instance).await.map_err(|error| match error {
         CloudError::NotFound(_) => CloudError::NotFound(format!(
-            "no instance of project `{}` is named `{instance}`, no uuid is or begins so, and it is no resources query; `eschedule list` shows all",
+            "no instance of project `{}` is named `{instance}`, no uuid is or begins so, and it is no resources query; `eschedule list` shows all{hint}",
             session.cloud.project
         )),
         error => error,

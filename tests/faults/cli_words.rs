@@ -457,6 +457,12 @@ async fn what_may_be_meant_otherwise_is_refused() -> Result<()> {
         // It would say how long for what is not waited for.
         (&["destroy", "web", "--timeout", "5"], 2, "--wait"),
         (&["--timeout", "5", "web"], 2, "--wait"),
+        // Any word is taken for an instance's.
+        (&["destory", "web"], 2, "did you mean `destroy`?"),
+        (&["lsit"], 1, "did you mean `list`?"),
+        (&["stpo", "--label", "a=b"], 2, "did you mean `stop`?"),
+        (&["vlume", "list"], 2, "did you mean `volume`?"),
+        (&["front", "list"], 2, "see `eschedule --help`"),
     ] {
         let output = control.eschedule(arguments)?;
         assert_eq!((output.status.code(), output.stdout.len()), (Some(code), 0), "{arguments:?}: {output:?}");
