@@ -15,7 +15,7 @@ use std::{
 
 use bytes::BytesMut;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{CloudError, find_placed, resolve};
+use ec_cloud::{find_placed, resolve};
 use ec_model::{AccessKind, Attachment, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
 use printed::Printed;
@@ -291,23 +291,34 @@ async fn ssh(
     let request = known.request.record().ok_or_else(|| refuse("nothing of it is wanted, or can be read"))?;
     let address = ec_plan::reach::address(request, known.status.record()).map_err(|why| refuse(&why))?;
     let spec = request.spec.as_ref().ok_or_else(|| refuse("nothing tells what it is made of"))?;
-    let image = request.rescue.as_ref().map_or(&spec.image, |rescue| &rescue.image);
     let defaults = &session.settings.defaults;
     let mut ssh = std::process::Command::new("ssh");
     // Addresses are given to others in time; an instance's uuid is not.
     let volumes = known.record.as_ref().map(|record| &record.volumes[..]).unwrap_or_default();
     let root = match Attachment::root_of(volumes) {
-        Some(root) => match find_placed(&session.cloud, root).await {
-            // It is gone: nothing tells of its disk.
-            Err(CloudError::NotFound(_)) => None,
-            found => Some(found?),
-        },
+        Some(root) => login::find(&session.cloud, root).await?,
         None => None,
     };
     let root = root.as_ref().and_then(|root| root.status.record());
     let key = ec_plan::reach::key_of(instance, known.status.record(), root);
     ssh.args(["-o", &format!("HostKeyAlias={key}"), "-o", "StrictHostKeyChecking=accept-new"]);
-    ssh.args(["-l", user.as_deref().or(defaults.ssh_user.as_deref()).unwrap_or_else(|| login::user(image))]);
+    let user = match user.or_else(|| defaults.ssh_user.clone()) {
+        Some(user) => user,
+        None => {
+            let image = match &request.rescue {
+                Some(rescue) => Some(rescue.image.clone()),
+                None => login::made_of(&session.cloud, &known).await?,
+            };
+            let user = image.as_ref().map_or(login::ROOT, login::user);
+            if image.is_none() {
+                tell(&format!(
+                    "eschedule: nothing tells what its disk is made of, so {user} logs in: else say USER@"
+                ));
+            }
+            user.to_owned()
+        }
+    };
+    ssh.args(["-l", &user]);
     let own = || login::identity(&spec.keys, &defaults.keys, std::env::home_dir().as_deref());
     if let Some(file) = identity.or_else(own) {
         ssh.arg("-i").arg(file);

@@ -14,6 +14,7 @@ mod cli_groups;
 mod cli_images;
 mod cli_list;
 mod cli_placement;
+mod cli_reach;
 mod cli_schedule;
 mod cli_top;
 mod cli_volumes;

@@ -6,12 +6,53 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_model::ImageRef;
+use ec_cloud::{Cloud, CloudError, Known, find_placed};
+use ec_model::{Attachment, ImageRef, InstanceId};
 
 use crate::image::distribution;
 
 /// Images that want another user say so to this one.
-const ROOT: &str = "root";
+pub(super) const ROOT: &str = "root";
+
+/// So many copies of copies are followed: two may be copies of each other.
+const COPIES: usize = 16;
+
+/// What the disk that an instance boots from is made of, as far as records tell: of a copy what the copied disk is made of.
+pub(super) async fn made_of(cloud: &Cloud, known: &Known) -> Result<Option<ImageRef>, CloudError> {
+    let mut image = own(cloud, known).await?;
+    for _ in 0..COPIES {
+        let Some(copied) = image.as_ref().and_then(ImageRef::copied) else { return Ok(image) };
+        image = match find(cloud, copied.held.unwrap_or(copied.disk)).await? {
+            Some(known) => own(cloud, &known).await?,
+            None => None,
+        };
+    }
+    Ok(None)
+}
+
+/// What is told to be the image of its disk, or of the volume that it boots from.
+async fn own(cloud: &Cloud, known: &Known) -> Result<Option<ImageRef>, CloudError> {
+    let root = known.record.as_ref().and_then(|record| Attachment::root_of(&record.volumes));
+    let root = match root {
+        Some(root) => match find(cloud, root).await? {
+            None => return Ok(None),
+            root => root,
+        },
+        None => None,
+    };
+    let known = root.as_ref().unwrap_or(known);
+    let wanted = known.record.as_ref().map(|record| &record.spec);
+    let spec = wanted.or_else(|| known.request.record()?.spec.as_ref());
+    Ok(spec.map(|spec| spec.image.clone()).filter(|image| !image.is_none()))
+}
+
+/// One that may be gone.
+pub(super) async fn find(cloud: &Cloud, instance: InstanceId) -> Result<Option<Known>, CloudError> {
+    match find_placed(cloud, instance).await {
+        Err(CloudError::NotFound(_)) => Ok(None),
+        found => found.map(Some),
+    }
+}
 
 /// The user whom an image has: those for clouds of a distribution have one of its name.
 pub(super) fn user(image: &ImageRef) -> &'static str {
