@@ -219,10 +219,10 @@ async fn logs(
 
 /// Each viewer has a stream of its own, one after the other.
 async fn vnc(session: &Session, instance: InstanceId) -> Result<(), Failure> {
-    let mut ending = Ending::new()?;
     let failed = |error| Failure::failed(format!("failed to open a port on this machine: {error}"));
     // Where there is nothing to see, it is told before any viewer comes.
     Stream::open(session, instance, AccessKind::Vnc).await?.close().await;
+    let mut ending = Ending::new()?;
     let port = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await.map_err(failed)?;
     print(&port.local_addr().map_err(failed)?.to_string())?;
     loop {

@@ -30,7 +30,7 @@ use clap::Args;
 use draw::{Look, draw};
 use ec_cloud::{Acted, Cloud, CloudError, Doomed, NodeView, Seen, Verb, View, What, find};
 use ec_model::{GRACE_SECONDS, InstanceId, NodeId};
-use ec_runtime::exit::{Failure, INTERRUPTED, tell};
+use ec_runtime::exit::{FAILED, Failure, INTERRUPTED, tell};
 use jiff::Timestamp;
 use model::{Action, Asked, Model, Wish};
 use nix::{
@@ -154,7 +154,7 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
             None => {}
             Some(Wish::Quit) => {
                 screen.leave();
-                return told_of(acts).await;
+                return told_of(acts, &mut ending).await;
             }
             Some(Wish::Suspend) => {
                 screen.leave();
@@ -210,18 +210,25 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
 }
 
 /// What comes of what was asked for a moment ago, to who leaves.
-async fn told_of(mut acts: JoinSet<String>) -> Result<(), Failure> {
+async fn told_of(mut acts: JoinSet<String>, ending: &mut Ending) -> Result<(), Failure> {
+    if !acts.is_empty() {
+        tell("eschedule: waiting for what comes of what was asked for last");
+    }
     let all = async {
         while let Some(told) = acts.join_next().await {
             // A task that panicked has said so.
             told.map(|told| tell(&format!("eschedule: {}", output::plain(&told)))).ok();
         }
     };
-    tokio::time::timeout(LEAVING, all).await.map_err(|_| {
-        Failure::failed(
-            "nobody knows yet what came of what was asked for last: look at it (`eschedule list`)",
-        )
-    })
+    let code = tokio::select! {
+        waited = tokio::time::timeout(LEAVING, all) => match waited {
+            Ok(()) => return Ok(()),
+            Err(_) => FAILED,
+        },
+        () = ending.asked() => INTERRUPTED,
+    };
+    let message = "nobody knows yet what came of what was asked for last: look at it (`eschedule list`)";
+    Err(Failure { code, message: message.to_owned() })
 }
 
 /// Until somebody ends the program from elsewhere.

@@ -1,10 +1,19 @@
-//! Reaching guests at the command line, where none is there: who would log in.
+//! Reaching guests at the command line, where none is there: who would log in, and that it can be interrupted.
 
-use std::{fs, os::unix::fs::PermissionsExt};
+use std::{
+    fs,
+    os::unix::{fs::PermissionsExt, process::ExitStatusExt},
+    process::Stdio,
+    time::{Duration, Instant},
+};
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, NodeId, State};
 use ec_tests::control::Control;
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use serde_json::Value;
 
 const PLENTY: &[(&str, u64)] = &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 1000)];
@@ -83,5 +92,29 @@ async fn who_logs_in_is_whom_the_image_has_that_the_disk_comes_from() -> Result<
         assert_eq!(user, "root");
         ensure!(said.contains("root logs in"), "{instance}: {said}");
     }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_screen_that_does_not_come_is_waited_for_no_longer_than_somebody_wants() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    runs(&control, node, &["web", "--query", ROOM, "--image", DEBIAN]).await?;
+    // An agent that gives no ticket.
+    set(&control, control.keys.alive(node), "url", "http://127.0.0.1:1").await?;
+    let mut vnc = control.command(&["vnc", "web"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+    let instance = serde_json::from_str::<Value>(&control.done(&["show", "web", "-o", "json"])?)?;
+    let instance = instance["instance"].as_str().context("its uuid")?.parse()?;
+    for _ in 0..100 {
+        if control.request(node, instance).await?.is_some_and(|request| request.access.is_some()) {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+    kill(Pid::from_raw(vnc.id().try_into()?), Signal::SIGINT)?;
+    let begun = Instant::now();
+    let status = vnc.wait()?;
+    ensure!(begun.elapsed() < Duration::from_secs(2), "it went on");
+    ensure!(status.signal() == Some(Signal::SIGINT as i32) || status.code() == Some(130), "{status:?}");
     Ok(())
 }

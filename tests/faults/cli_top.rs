@@ -68,6 +68,26 @@ async fn instances_are_seen_filtered_and_destroyed_on_a_terminal_that_is_given_b
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn who_leaves_while_something_is_asked_for_may_stop_waiting_for_that() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    let (_, web) = control.schedule(&["--name", "web", TINY])?;
+    control.status(node, web, State::Active, Some("10.0.0.7")).await?;
+    let mut top = Terminal::start(&control.command(&["top"]))?;
+    top.until_seen("10.0.0.7")?;
+    control.etcd.freeze()?;
+    top.types("Sy")?;
+    top.until_seen("asking for it")?;
+    top.types("q")?;
+    top.until_seen("waiting for what comes of")?;
+    // Ctrl-C, on a terminal that is as before.
+    top.types("\u{3}")?;
+    top.ends(130)?;
+    control.etcd.thaw()?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_terminal_or_for_scripts_the_live_view_says_what_serves_them() -> Result<()> {
     let control = Control::start().await?;
     for arguments in [&["top"][..], &["top", "-o", "json"]] {
