@@ -35,7 +35,7 @@ use jiff::Timestamp;
 use model::{Action, Asked, Model, Wish};
 use nix::{
     sys::signal::{Signal, kill},
-    unistd::getpid,
+    unistd::{Pid, getpid},
 };
 use ratatui::crossterm::event::{Event, KeyEventKind};
 use rates::Reading;
@@ -65,6 +65,9 @@ In it, `?` tells the keys.";
 
 /// Who leaves waits so long for an answer to what was asked for.
 const LEAVING: Duration = Duration::from_secs(15);
+
+/// What runs on the terminal in its place gives that back within, when it is told to end.
+const ENDS_WITHIN: Duration = Duration::from_secs(1);
 
 /// So many lines of a guest's log are shown at first.
 const LOG_LINES: &str = "200";
@@ -195,8 +198,7 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
                 };
                 screen.leave();
                 tokio::select! {
-                    note = beside(config.as_deref(), words, instance) => model.note = note,
-                    () = told_to_end() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+                    note = beside(config.as_deref(), words, instance) => model.note = note?,
                     // The same key stops the other command, which goes on with this.
                     never = stopped_with(&mut stopped) => match never {},
                 }
@@ -338,16 +340,31 @@ async fn act(cloud: &Cloud, action: Action, instance: InstanceId) -> Result<Stri
 }
 
 /// Runs another command of ours on the terminal until it ends; what it said last, where that was no good end.
-async fn beside(config: Option<&OsStr>, words: &[&str], instance: InstanceId) -> Option<String> {
-    let run = async {
+///
+/// # Errors
+/// Somebody ends the program meanwhile.
+async fn beside(
+    config: Option<&OsStr>,
+    words: &[&str],
+    instance: InstanceId,
+) -> Result<Option<String>, Failure> {
+    let cannot = |error: io::Error| Some(format!("cannot {}: {error}", words[0]));
+    let run = || {
         let mut command = Command::new(std::env::current_exe()?);
         if let Some(config) = config {
             command.arg("--config").arg(config);
         }
         command.args(words).arg(instance.to_string()).stderr(Stdio::piped()).kill_on_drop(true);
-        let mut child = command.spawn()?;
+        command.spawn()
+    };
+    let mut child = match run() {
+        Ok(child) => child,
+        Err(error) => return Ok(cannot(error)),
+    };
+    let said = child.stderr.take();
+    let ended = async {
         let mut last = None;
-        if let Some(said) = child.stderr.take() {
+        if let Some(said) = said {
             let mut lines = BufReader::new(said).lines();
             while let Some(line) = lines.next_line().await? {
                 eprintln!("{line}");
@@ -358,5 +375,14 @@ async fn beside(config: Option<&OsStr>, words: &[&str], instance: InstanceId) ->
         let ended = status.success() || status.code() == Some(i32::from(INTERRUPTED));
         Ok(last.filter(|_| !ended))
     };
-    run.await.unwrap_or_else(|error: io::Error| Some(format!("cannot {}: {error}", words[0])))
+    tokio::select! {
+        note = ended => return Ok(note.unwrap_or_else(cannot)),
+        () = told_to_end() => {}
+    }
+    // Killed, it would leave the terminal as it has it.
+    if let Some(id) = child.id().and_then(|id| id.try_into().ok()) {
+        kill(Pid::from_raw(id), Signal::SIGTERM).ok();
+    }
+    tokio::time::timeout(ENDS_WITHIN, child.wait()).await.ok();
+    Err(Failure { code: INTERRUPTED, message: String::new() })
 }

@@ -13,7 +13,7 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use ec_model::{Access, AccessKind, AccessWish, Doc, InstanceId, Keyspace, Request, State};
 use ec_store::{Store, Txn};
-use ec_tests::Stack;
+use ec_tests::{Stack, Terminal};
 use nix::{
     pty::openpty,
     sys::{signal::Signal, termios::tcgetattr},
@@ -206,7 +206,17 @@ async fn a_terminal_is_told_how_to_leave_and_is_as_before_afterwards() -> Result
         // Closing takes its moment.
         tokio::time::sleep(Duration::from_millis(500)).await;
     }
-    Ok(())
+    // The console of another command's, which ends with that.
+    let mut command = guest.stack.command("eschedule");
+    command.arg("top");
+    let mut top = Terminal::start(&command)?;
+    top.until_seen("ACTIVE")?;
+    top.types("c")?;
+    top.until_seen("Ctrl-] leaves it")?;
+    top.types("echo is $((8 * 9))\r")?;
+    top.until_seen("is 72")?;
+    top.signal(Signal::SIGTERM)?;
+    top.ends(130)
 }
 
 #[tokio::test(flavor = "multi_thread")]
