@@ -22,6 +22,37 @@ const VARIABLE: &str = "COMPLETE";
 /// Nobody waits longer for a word.
 const PATIENCE: Duration = Duration::from_secs(2);
 
+/// What stands behind clap's script for bash. That takes words apart at `@`, `:` and `=`, which ours have in them: they are put together
+/// as they stand in the line, up to the cursor, and of what is offered that is left out which stands there before the last part.
+const BASH: &str = r#"
+_eschedule() {
+    local rest=${COMP_LINE:0:COMP_POINT} words=() last=-1 piece
+    for piece in "${COMP_WORDS[@]}"; do
+        [[ -n $rest ]] || break
+        if [[ $last -lt 0 || $rest == [[:space:]]* || $piece != [@:=]* && ${words[last]} != *[@:=] ]]; then
+            last=$((last + 1))
+            rest=${rest#"${rest%%[![:space:]]*}"}
+        fi
+        piece=${piece:0:${#rest}}
+        words[last]+=$piece
+        rest=${rest:${#piece}}
+    done
+    # Without the quotes, as the second argument is, which is what will be replaced.
+    local word=${words[last]//[\"\']/} at
+    [[ $word == *"$2" ]] || word=$2
+    local COMP_WORDS=("${words[@]}") COMP_CWORD=$last
+    _clap_complete_eschedule "$1" "$word" "$3"
+    for at in "${!COMPREPLY[@]}"; do
+        COMPREPLY[at]=${COMPREPLY[at]:${#word}-${#2}}
+    done
+}
+if [[ ${BASH_VERSINFO[0]} -gt 4 || ${BASH_VERSINFO[0]} -eq 4 && ${BASH_VERSINFO[1]} -ge 4 ]]; then
+    complete -o nospace -o bashdefault -o nosort -F _eschedule eschedule
+else
+    complete -o nospace -o bashdefault -F _eschedule eschedule
+fi
+"#;
+
 /// Answers a shell that asks for words, and ends; otherwise does nothing.
 pub(crate) fn answer() {
     CompleteEnv::with_factory(command).var(VARIABLE).complete();
@@ -38,6 +69,9 @@ pub(crate) fn script(shell: Shell) -> Result<(), Failure> {
     completer
         .write_registration(VARIABLE, "eschedule", "eschedule", "eschedule", &mut text)
         .map_err(failed)?;
+    if shell == Shell::Bash {
+        text.extend(BASH.bytes());
+    }
     print(&String::from_utf8_lossy(&text))
 }
 
@@ -161,6 +195,19 @@ mod tests {
     use super::*;
 
     #[test]
+    fn nobody_waits_for_an_address_that_is_still_looked_for() {
+        ec_runtime::install_tls_provider();
+        let begun = std::time::Instant::now();
+        let ask = |_, _| async {
+            // As a name's address is looked for.
+            tokio::task::spawn_blocking(|| std::thread::sleep(10 * PATIENCE)).await.ok();
+            Ok(Vec::new())
+        };
+        assert!(asked(OsStr::new("web"), ask).is_empty());
+        assert!(begun.elapsed() < 5 * PATIENCE);
+    }
+
+    #[test]
     fn words_are_offered_in_any_case_of_letters() {
         for (word, typed, fit) in [
             ("web", "WE", true),
@@ -186,16 +233,3 @@ mod tests {
         }
     }
 }
-    #[test]
-    fn nobody_waits_for_an_address_that_is_still_looked_for() {
-        ec_runtime::install_tls_provider();
-        let begun = std::time::Instant::now();
-        let ask = |_, _| async {
-            // As a name's address is looked for.
-            tokio::task::spawn_blocking(|| std::thread::sleep(10 * PATIENCE)).await.ok();
-            Ok(Vec::new())
-        };
-        assert!(asked(OsStr::new("web"), ask).is_empty());
-        assert!(begun.elapsed() < 5 * PATIENCE);
-    }
-

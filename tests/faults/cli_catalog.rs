@@ -244,20 +244,24 @@ async fn a_strategy_says_which_node_comes_first() -> Result<()> {
     Ok(())
 }
 
-/// What a real bash offers for a word, of a line.
-fn offered(control: &Control, line: &[&str]) -> Result<Vec<String>> {
+/// Where a shell finds the command line.
+fn path(control: &Control) -> Result<std::ffi::OsString> {
     let eschedule = control.command(&[]);
     let directory = std::path::Path::new(eschedule.get_program()).parent().context("no directory")?;
-    let path = std::env::join_paths(
+    Ok(std::env::join_paths(
         std::iter::once(directory.to_owned())
             .chain(std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default())),
-    )?;
+    )?)
+}
+
+/// What a real bash offers for a word, of a line.
+fn offered(control: &Control, line: &[&str]) -> Result<Vec<String>> {
     let script =
         "source <(eschedule completions bash); COMP_WORDS=(eschedule \"$@\"); COMP_CWORD=$#; COMP_TYPE=9
         _clap_complete_eschedule eschedule \"${@: -1}\" x; printf '%s\\n' \"${COMPREPLY[@]}\"";
     let mut bash = std::process::Command::new("bash");
     bash.env("ESCHEDULE_CONFIG", control.directory().join("schedule.yaml"));
-    let output = bash.arg("-c").arg(script).arg("bash").args(line).env("PATH", path).output()?;
+    let output = bash.arg("-c").arg(script).arg("bash").args(line).env("PATH", path(control)?).output()?;
     ensure!(output.status.success() && output.stderr.is_empty(), "{output:?}");
     Ok(String::from_utf8(output.stdout)?.lines().map(|word| word.trim_end().to_owned()).collect())
 }
@@ -288,4 +292,42 @@ async fn a_shell_completes_what_the_cluster_has_by_name() -> Result<()> {
     control.etcd.kill();
     assert_eq!(offered(&control, &["show", "we"])?, [""]);
     Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shell_completes_words_that_it_takes_apart() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("host-a", true, PLENTY).await?;
+    control.schedule(&["--name", "web-1", TINY])?;
+    control.done(&["image", "add", "debian:12", "https://images.example/debian.qcow2"])?;
+    let (path, config) = (path(&control)?, control.directory().join("schedule.yaml"));
+    let set = |name: &str, value: &str| format!("{name}={value}");
+    let mut bash = std::process::Command::new("env");
+    bash.args([
+        set("PATH", path.to_str().context("a path")?),
+        set("ESCHEDULE_CONFIG", config.to_str().context("a path")?),
+        set("INPUTRC", "/dev/null"),
+    ]);
+    // Words are taken apart by who reads the line, and what is offered put in its place there.
+    let mut bash = ec_tests::Terminal::start(bash.args(["bash", "--norc", "-i"]))?;
+    bash.types("source <(eschedule completions bash); PS1='$((6 * 7)): '\r")?;
+    bash.until_seen("42: ")?;
+    for (typed, completed) in [
+        ("show we", "show web-1 "),
+        ("ssh root@we", "ssh root@web-1 "),
+        ("ssh root@", "ssh root@web-1 "),
+        ("run x --image debian:1", "run x --image debian:12 "),
+        ("run x --image deb", "run x --image debian:12 "),
+        ("run x --image=deb", "run x --image=debian:12 "),
+        ("run x --label a=b:c --image=debian:", "run x --label a=b:c --image=debian:12 "),
+        ("ssh 'root@we", "ssh 'root@web-1' "),
+    ] {
+        bash.types(&format!("eschedule {typed}\t!"))?;
+        bash.until_seen(&format!("eschedule {completed}!"))?;
+        // Leaves the line out.
+        bash.types("\u{15}")?;
+    }
+    // What stands behind the cursor stays.
+    bash.types("eschedule ssh root@we uptime\u{1b}b\u{2}\t!")?;
+    bash.until_seen("eschedule ssh root@web-1! uptime")
 }
