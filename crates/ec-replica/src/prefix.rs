@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use ec_runtime::planted;
-use ec_store::{Compare, Revision, Txn};
+use ec_store::{Compare, KeyValue, Revision, Txn};
 
 /// What every key of a model begins with.
 ///
@@ -37,11 +37,34 @@ pub enum Common {
 pub(crate) struct Stand {
     /// The revision of the clock that is known.
     pub(crate) clock: Revision,
-    /// The epoch that is known; none: there is none. What it is and not when it was written: of two histories behind one
-    /// backup, each may have written its own at the same revision.
-    pub(crate) epoch: Option<Arc<[u8]>>,
+    /// The epoch that is known; none: there is none.
+    pub(crate) epoch: Option<Epoch>,
     /// Which listing of the store all this began with.
     pub(crate) listing: u64,
+}
+
+/// What is known of the epoch.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Epoch {
+    /// The id of the transaction that wrote it, and not when that was: of two histories behind one backup, each may have
+    /// written its own at the same revision.
+    Of(Arc<[u8]>),
+    /// No replica writes so much: it was put by hand, at this revision. To send it with each transaction may be more than
+    /// etcd takes.
+    Foreign(Revision),
+}
+
+/// No transaction's id is longer.
+const ID_MAX: usize = 256;
+
+impl Epoch {
+    /// As it lies in etcd.
+    pub(crate) fn of(pair: &KeyValue) -> Self {
+        if pair.value.len() > ID_MAX {
+            return Self::Foreign(pair.mod_revision);
+        }
+        Self::Of(pair.value.as_slice().into())
+    }
 }
 
 /// Conditions that every transaction has beside those of its decisions: on the clock and on the epoch.
@@ -106,7 +129,8 @@ impl Prefix {
         if !planted("epoch-not-compared") {
             txn = txn.when(match &stand.epoch {
                 None => Compare::Absent(epoch),
-                Some(known) => Compare::Holds(epoch, known.to_vec()),
+                Some(Epoch::Of(id)) => Compare::Holds(epoch, id.to_vec()),
+                Some(Epoch::Foreign(revision)) => Compare::Unchanged(epoch, *revision),
             });
         }
         if stand.clock == 0 { txn } else { txn.when(Compare::NotBefore(self.clock(), stand.clock)) }

@@ -13,7 +13,7 @@ use crate::{
     Metrics,
     history::{Clock, History},
     model::{Model, Reading},
-    prefix::{Common, Stand},
+    prefix::{Common, Epoch, Stand},
 };
 
 /// A replica that asks the others to let it write.
@@ -156,7 +156,7 @@ impl<M: Model> View<M> {
         held.untold.insert(at, (revision, Arc::clone(&id)));
         held.stand.clock = held.stand.clock.max(revision);
         if epoch {
-            held.stand.epoch = Some(id.as_bytes().into());
+            held.stand.epoch = Some(Epoch::Of(id.as_bytes().into()));
         }
         self.history.wrote(revision, id);
     }
@@ -298,7 +298,7 @@ pub(crate) struct Written<C> {
 #[derive(Default)]
 struct Beside {
     clock: Option<Revision>,
-    epoch: Option<Option<Arc<[u8]>>>,
+    epoch: Option<Option<Epoch>>,
     turn: Option<Option<Turn>>,
     importing: Option<bool>,
 }
@@ -307,7 +307,7 @@ impl Beside {
     fn put(&mut self, common: Common, pair: &KeyValue) {
         match common {
             Common::Clock => self.clock = Some(pair.mod_revision),
-            Common::Epoch => self.epoch = Some(Some(pair.value.as_slice().into())),
+            Common::Epoch => self.epoch = Some(Some(Epoch::of(pair))),
             Common::Turn => {
                 let holder = String::from_utf8_lossy(&pair.value).into();
                 self.turn = Some(Some(Turn { holder, revision: pair.mod_revision, since: Instant::now() }));

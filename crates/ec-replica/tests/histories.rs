@@ -277,6 +277,16 @@ async fn what_cannot_be_read_costs_what_stands_on_it() {
     world.replicas[1].write(Command::Give(project(2), "a".into())).await.unwrap_err();
 }
 
+#[tokio::test(start_paused = true)]
+async fn an_epoch_that_somebody_put_by_hand_keeps_nobody_from_writing() {
+    let store = MemoryStore::new();
+    let replica = replica_of(&store);
+    replica.write(Command::Limit(project(0), 10)).await.unwrap();
+    store.txn(ec_store::Txn::new().put("/q/epoch", vec![b'x'; 5 << 18])).await.unwrap();
+    replica.write(Command::Take(project(0), "a".into(), 3)).await.unwrap();
+    assert_eq!(stored(&store).taken("p0"), 3);
+}
+
 fn replica_of(store: &MemoryStore) -> Replica<Quota> {
     let limits = Limits { operations: 24 };
     let door = Arc::new(store.clone());
