@@ -108,7 +108,7 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     control.configure("project: other")?;
     ensure!(control.done(&["image", "list"])?.contains("public"), "others see it");
     assert_eq!(control.done(&["image", "list", "-o", "name"])?, "site\n");
-    control.done(&["image", "add", "Site", &url])?;
+    control.done(&["image", "add", "Site", url])?;
     let names = control.done(&["image", "list", "-o", "name"])?;
     ensure!(names.starts_with("Site\n") && !names.contains("site"), "the name means their own: {names}");
     control.done(&["image", "delete", "site"])?;
