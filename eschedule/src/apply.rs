@@ -52,16 +52,22 @@ The file, of which `eschedule apply --schema` prints the schema for editors:
     web: {count: 3, flavor: small, image: debian, keys: [me], group: front, labels: {role: web}}
     db: {query: 'resources=VCPU:2,MEMORY_MB:2048,DISK_GB:20', restart: on-failure, volumes: [data]}
 
-Files that it names are seen from where it lies, and where it is read from standard input, from the current directory.
+Files that it names are seen from where it lies, and where it is read from standard input, from
+the current directory.
 
 Examples:
-  eschedule apply -f shop.yaml --diff     what is otherwise than the file says; exit code 1 where anything is
-  eschedule apply -f shop.yaml            makes web-1, web-2, web-3, db and its volume; again: nothing;
-                                          exit code 1 where something differs that it leaves to you (`!`)
-  generate | eschedule apply -f -         the same of what comes from standard input
-  eschedule apply -f shop.yaml --wait     the same, and ends when what it asked for is there
-  eschedule apply -f shop.yaml --prune    destroys, too, what it made and the file says no more; not volumes:
-                                          those go, with all that was written on them, by --prune-volumes";
+  eschedule apply -f shop.yaml --diff
+      what is otherwise than the file says; exit code 1 where anything is
+  eschedule apply -f shop.yaml
+      makes web-1, web-2, web-3, db and its volume; again: nothing; exit code 1 where something
+      differs that it leaves to you (`!`)
+  generate | eschedule apply -f -
+      the same of what comes from standard input
+  eschedule apply -f shop.yaml --wait
+      the same, and ends when what it asked for is there
+  eschedule apply -f shop.yaml --prune
+      destroys, too, what it made and the file says no more; not volumes: those go, with all that
+      was written on them, by --prune-volumes";
 
 /// What is applied.
 #[derive(Args)]

@@ -11,8 +11,8 @@ use serde::Deserialize;
 use crate::{cli::Output, config::Session, output, spec::keys_in};
 
 pub(crate) const FLAVORS: &str = "\
-A flavor is a name for a placement query, the same for all projects. What an instance was made with is copied into its
-record: a flavor that is deleted or made anew changes no instance.
+A flavor is a name for a placement query, the same for all projects. What an instance was made
+with is copied into its record: a flavor that is deleted or made anew changes no instance.
 
 Examples:
   eschedule flavor create small 'resources=VCPU:1,MEMORY_MB:512,DISK_GB:5'
@@ -20,16 +20,16 @@ Examples:
   eschedule run web --flavor small";
 
 pub(crate) const KEYPAIRS: &str = "\
-A keypair is a name for public ssh keys within the project of schedule.yaml; private keys are neither made nor kept.
-Guests are given the keys as they were when the guest was asked for.
+A keypair is a name for public ssh keys within the project of schedule.yaml; private keys are
+neither made nor kept. Guests are given the keys as they were when the guest was asked for.
 
 Examples:
   eschedule keypair add me ~/.ssh/id_ed25519.pub
   eschedule run web --flavor small --key me";
 
 pub(crate) const GROUPS: &str = "\
-A group says of instances of the project of schedule.yaml where they may be, each seen from the others. Its policy holds
-however many commands place members at once, and it is never changed.
+A group says of instances of the project of schedule.yaml where they may be, each seen from the
+others. Its policy holds however many commands place members at once, and it is never changed.
 
 Examples:
   eschedule group create web --policy anti-affinity

@@ -59,7 +59,7 @@ Examples:
   eschedule 7d3c1f0a-2b4e-4c55-9a7e-0123456789ab
       prints the IP of an instance
   eschedule run web --flavor small --image debian --key me --label role=front --wait
-      the same with names for the room, the image and the keys (`flavor`, `images` of schedule.yaml, `keypair`)
+      the same with names for room, image and keys (`flavor`, `image`, `keypair`)
   eschedule stop web db; eschedule start --wait --label role=front
       asks two guests to end; starts all with a label again and waits until they run
   eschedule list --state ERROR -o name
@@ -67,13 +67,14 @@ Examples:
   eschedule destroy web
       destroys an instance, also one in ERROR or UNCLAIMED, and what a killed command left
 
-Names are a project's own, in any case of letters. An instance that is called as a command is (`list`, `watch`) is
-asked for by its uuid. What schedule.yaml says under `defaults` serves where the
-command line says nothing. Ctrl-C takes back what is not yet requested, and says what stays.
+Names are a project's own, in any case of letters. An instance that is called as a command is
+(`list`, `watch`) is asked for by its uuid. What schedule.yaml says under `defaults` serves where
+the command line says nothing. Ctrl-C takes back what is not yet requested, and says what stays.
 
 Exit codes:
-  0 done, 1 refused or failed (no capacity, not found, ERROR, a full disk), 2 wrong usage or configuration,
-  3 etcd or placement not reachable, 130 interrupted, 141 nobody reads standard output";
+  0 done, 1 refused or failed (no capacity, not found, ERROR, a full disk),
+  2 wrong usage or configuration, 3 etcd or placement (or what else is asked) not reachable,
+  130 interrupted, 141 nobody reads standard output";
 
 /// Puts virtual machines where they fit.
 ///
@@ -319,6 +320,9 @@ fn brief(mut error: clap::Error) -> clap::Error {
 #[derive(Subcommand)]
 pub(crate) enum Command {
     /// Destroy instances
+    #[command(
+        after_help = "Examples:\n  eschedule destroy web db --wait\n  eschedule destroy --label role=web"
+    )]
     Destroy {
         #[command(flatten)]
         instances: Instances,
@@ -396,6 +400,7 @@ pub(crate) enum Command {
     #[command(after_help = crate::heal::EXAMPLES)]
     Heal(Healing),
     /// List the nodes whose agents are alive or that hold instances, with what is taken of what they have
+    #[command(after_help = "Examples:\n  eschedule nodes\n  eschedule nodes -o name")]
     Nodes,
     /// Look at every part of the cluster, and say of each finding how to mend it
     ///
@@ -437,6 +442,7 @@ pub(crate) enum Command {
         shell: Shell,
     },
     /// Write manual pages
+    #[command(after_help = "Examples:\n  eschedule man /usr/local/share/man/man1")]
     Man {
         /// Into this directory
         directory: PathBuf,

@@ -23,30 +23,27 @@ pub(crate) use self::{
     archive::{Document, Manifest},
     backup::{BackedUp, Restored},
 };
-use crate::{
-    cli::{CONFIG, Output},
-    config::Settings,
-    output,
-};
+use crate::{cli::Output, config::Settings, output};
 
 /// Where what belongs to the cluster lies on the host that it is administered from.
 const DIRECTORY: &str = "/etc/ecompute";
 
 pub(crate) const CLUSTER: &str = "\
-The first time it makes certificates and configuration files, and tells how to start etcd; again, when etcd runs, users
-and roles in it, and tokens for placement. It changes nothing that is there and may be repeated at any time.
+The first time it makes certificates and configuration files, and tells how to start etcd; again,
+when etcd runs, users and roles in it, and tokens for placement. It changes nothing that is there
+and may be repeated at any time.
 
 Examples:
   eschedule cluster init 10.0.0.1 control.example
-      on the host where etcd and eplacement shall run, which others reach by that address and that name
+      on the host where etcd and eplacement shall run, which others reach by these two
   eschedule cluster init
       when etcd runs: from now on it lets nobody in without a certificate of this cluster
   eschedule cluster renew
-      new certificates for all that runs on this host, within 398 days; once a month by cron is a good habit";
+      new certificates for all that runs on this host, within 398 days; by cron once a month, say";
 
 pub(crate) const NODES: &str = "\
-A bundle is all that one host needs to be a node, and nothing with which it could be another: bring it there by a way that
-nobody else reads (scp), say `ecompute join BUNDLE` there, and delete it.
+A bundle is all that one host needs to be a node, and nothing with which it could be another:
+bring it there by a way that nobody else reads (scp), say `ecompute join BUNDLE`, and delete it.
 
 Examples:
   eschedule node add host1
@@ -54,8 +51,9 @@ Examples:
   eschedule node add host1 --again
       the same node with new credentials: its certificate is good for 398 days
   eschedule node revoke host1
-      lets it in no more, neither into etcd nor into placement, and puts its certificate on etcd's list of revoked ones;
-      its guests run on. Connections that it has at that moment end when etcd is started anew";
+      lets it in no more, neither into etcd nor into placement, and puts its certificate on etcd's
+      list of revoked ones; its guests run on. Connections that it has at that moment end when etcd
+      is started anew";
 
 pub(crate) const BACKUPS: &str = "\
 Examples:
@@ -175,9 +173,6 @@ impl Administered {
     fn meant(&self, config: Option<&Named>) -> Result<&Path, Failure> {
         let directory = self.directory();
         match config {
-            Some((CONFIG, _)) => Err(Failure::usage(format!(
-                "{CONFIG} does not say which cluster is administered: leave it out, and name where that lies by --directory, unless it is {DIRECTORY}"
-            ))),
             Some((by, file)) if self.directory.is_none() && !lies_in(directory, file) => {
                 Err(Failure::usage(format!(
                     "{by} names {}, and this would be done to the cluster in {DIRECTORY}: say by --directory which is meant",

@@ -25,8 +25,8 @@ use crate::{
 };
 
 pub(crate) const EXAMPLES: &str = "\
-Exit code 0 where nothing failed (warnings are no failures), 3 where etcd or placement cannot be reached, else 1.
-What concerns one host only, `ecompute --check` sees there.
+Exit code 0 where nothing failed (warnings are no failures), 3 where etcd or placement cannot be
+reached, else 1. What concerns one host only, `ecompute --check` sees there.
 
 Examples:
   eschedule doctor

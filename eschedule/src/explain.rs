@@ -17,7 +17,7 @@ pub(crate) const EXAMPLES: &str = "\
 Examples:
   eschedule explain unclaimed
   eschedule explain web
-      how it stands, and who would take one more like it, in its group; -o json has the same under `stands`
+      how it stands (`stands` of -o json), and who would take one more like it, in its group
   eschedule explain 'resources=VCPU:4,MEMORY_MB:8192&required=HW_CPU_X86_AVX2'
       the node that would be tried first, or what is short by how much where; nothing is claimed";
 

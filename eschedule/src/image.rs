@@ -31,8 +31,9 @@ use crate::{
 };
 
 pub(crate) const EXAMPLES: &str = "\
-An image has a name within the project, and is used by it wherever an image is named. What an instance was made from is copied
-into its record: an image that is changed or deleted changes no instance.
+An image has a name within the project, and is used by it wherever an image is named. What an
+instance was made from is copied into its record: an image that is changed or deleted changes no
+instance.
 
 Examples:
   eschedule image add debian:12

@@ -40,12 +40,14 @@ pub(crate) enum Reach {
     ///
     /// One at a time: while somebody else has it open, it is refused. Without a terminal, standard input is typed, and
     /// what the guest prints is taken until it has been silent for a second after the end of that.
+    #[command(after_help = "Examples:\n  eschedule console web\n  echo uptime | eschedule console web")]
     Console {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
         instance: String,
     },
     /// Print what an instance printed on its console, without escape sequences: at most the last MiB
+    #[command(after_help = "Examples:\n  eschedule logs web -n 50\n  eschedule logs web --follow")]
     Logs {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
@@ -60,6 +62,7 @@ pub(crate) enum Reach {
     /// Show an instance's screen to a viewer of VNC on this machine, until Ctrl-C
     ///
     /// Prints the address to give to the viewer. Whoever may use this machine may look, too, while this runs.
+    #[command(after_help = "Examples:\n  eschedule vnc web")]
     Vnc {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
@@ -69,6 +72,9 @@ pub(crate) enum Reach {
     ///
     /// The guest's key is taken on trust the first time, and remembered by the instance and its disk, not by its address: after
     /// `rebuild` and `rescue` it is another. Options stand before what is to be run, which has its own.
+    #[command(
+        after_help = "Examples:\n  eschedule ssh web\n  eschedule ssh debian@web -i ~/.ssh/lab\n  eschedule ssh web -- df -h /"
+    )]
     Ssh {
         /// Its name, its uuid, or the beginning of that; with USER@ before it, who logs in
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]

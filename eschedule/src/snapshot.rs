@@ -23,10 +23,11 @@ use crate::{
 };
 
 pub(crate) const EXAMPLES: &str = "\
-A snapshot lies beside the instance, on the storage of its node, and outlives it. It has all disks of the instance as they are at one
-moment, though the instance goes on; where its guest has an agent, its file systems are at rest then. It is a volume, is claimed
-as one, and nothing changes it any more. `eschedule volume snapshot` makes one of a volume alone, which is restored by the same command,
-while no instance runs with that.
+A snapshot lies beside the instance, on the storage of its node, and outlives it. It has all disks
+of the instance as they are at one moment, though the instance goes on; where its guest has an
+agent, its file systems are at rest then. It is a volume, is claimed as one, and nothing changes
+it any more. `eschedule volume snapshot` makes one of a volume alone, which is restored by the
+same command, while no instance runs with that.
 
 Examples:
   eschedule snapshot create db before-upgrade --wait

@@ -8,12 +8,13 @@ use ec_runtime::exit::Failure;
 use crate::{cli::Output, config::Session, output};
 
 pub(crate) const EXAMPLES: &str = "\
-A directory that several hosts have mounted (NFS, or any other) is named in the compute.yaml of each:
+A directory that several hosts have mounted (NFS, say) is named in the compute.yaml of each:
 
   shared_storage: {name: nfs, path: /srv/guests}
 
-Guests' disks lie there then, and DISK_GB is claimed of the storage, once for all of its nodes. Where each node has a token of
-its own for placement (eschedule node add), an operator says which may use it.
+Guests' disks lie there then, and DISK_GB is claimed of the storage, once for all of its nodes.
+Where each node has a token of its own for placement (eschedule node add), an operator says which
+may use it.
 
 Examples:
   eschedule storage list

@@ -26,8 +26,10 @@ use crate::{
 };
 
 pub(crate) const EXAMPLES: &str = "\
-A volume is a disk on the storage of one node, or on storage that nodes share, where it moves to the node of who is to have it.
-Instances can have it, one at a time, whether they run or not; it stays when they go. A guest finds it as /dev/disk/by-id/virtio- and the beginning of its uuid. What it takes is claimed as DISK_GB.
+A volume is a disk on the storage of one node, or on storage that nodes share, where it moves to
+the node of who is to have it. Instances can have it, one at a time, whether they run or not; it
+stays when they go. A guest finds it as /dev/disk/by-id/virtio- and the beginning of its uuid.
+What it takes is claimed as DISK_GB.
 
 Examples:
   eschedule volume create data --size 10 --for db --wait

@@ -644,24 +644,23 @@ fn who_names_a_configuration_administers_no_other_cluster() -> Result<()> {
         &["cluster", "renew"],
     ];
     for arguments in asked {
-        host.refused(&[&["--config", &config], arguments].concat(), 2, "--directory")?;
-        // A variable is not of this command alone: who says which directory means that.
-        let say = |more: &[&str]| -> Result<String> {
-            let mut command = Command::new(program("eschedule"));
-            let output = command.args(arguments).args(more).env("ESCHEDULE_CONFIG", &config).output()?;
-            Ok(String::from_utf8(output.stderr)?)
-        };
-        let said = say(&[])?;
-        ensure!(said.contains("ESCHEDULE_CONFIG names") && said.contains("--directory"), "{said}");
-        if arguments != asked[3] {
-            let said = say(&["--directory", &of("cluster")])?;
-            ensure!(!said.contains("ESCHEDULE_CONFIG") && said.contains("cluster init"), "{said}");
+        for (by, variable, option) in
+            [("ESCHEDULE_CONFIG", &*config, &[][..]), ("--config", "", &["--config", &*config][..])]
+        {
+            let say = |more: &[&str]| -> Result<String> {
+                let mut command = Command::new(program("eschedule"));
+                command.args(option).args(arguments).args(more).env("ESCHEDULE_CONFIG", variable);
+                Ok(String::from_utf8(command.output()?.stderr)?)
+            };
+            let said = say(&[])?;
+            ensure!(said.contains(&format!("{by} names")) && said.contains("--directory"), "{said}");
+            // Who says which directory means that.
+            if arguments != asked[3] {
+                let said = say(&["--directory", &of("cluster")])?;
+                ensure!(!said.contains(by) && said.contains("cluster init"), "{said}");
+            }
         }
     }
-    // Where there is no cluster of ours, a backup is of the etcd of that file; where there is one, of none but that.
-    host.refused(&["--config", &config, "cluster", "backup", &out], 3, "127.0.0.1:1")?;
-    for name in ["ca.pem", "schedule.yaml"] {
-        fs::write(host.file("cluster").join(name), "")?;
-    }
-    host.refused(&["--config", &config, "cluster", "backup", &out], 2, "--directory")
+    // Where there is no cluster of ours, a backup is of the etcd of that file.
+    host.refused(&["--config", &config, "cluster", "backup", &out], 3, "127.0.0.1:1")
 }

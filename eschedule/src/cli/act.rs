@@ -25,6 +25,12 @@ const REBUILD_USAGE: &str = "\
 eschedule rebuild [OPTIONS] <INSTANCE> [IMAGE]
        eschedule rebuild [OPTIONS] --image <IMAGE> <INSTANCE>...";
 
+const REBUILDS: &str = "\
+Examples:
+  eschedule rebuild web --wait                from the image that it has
+  eschedule rebuild web debian:13             from another
+  eschedule rebuild --image debian:13 web db";
+
 pub(super) const RESIZES: &str = "\
 Examples:
   eschedule resize web --flavor large --wait
@@ -48,6 +54,7 @@ pub(crate) struct Grace {
 #[derive(Subcommand)]
 pub(crate) enum Act {
     /// Start instances that do not run
+    #[command(after_help = "Examples:\n  eschedule start web db --wait\n  eschedule start --label role=web")]
     Start {
         #[command(flatten)]
         instances: Instances,
@@ -55,6 +62,9 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Stop instances: ask their guests to end, and end those that do not
+    #[command(
+        after_help = "Examples:\n  eschedule stop web --wait\n  eschedule stop web --grace 0            at once, as when power fails"
+    )]
     Stop {
         #[command(flatten)]
         instances: Instances,
@@ -64,6 +74,9 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Stop instances and start them again
+    #[command(
+        after_help = "Examples:\n  eschedule reboot web --wait\n  eschedule reboot web --hard             at once, as by the reset button"
+    )]
     Reboot {
         #[command(flatten)]
         instances: Instances,
@@ -76,6 +89,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Halt instances where they are; their memory stays taken
+    #[command(after_help = "Examples:\n  eschedule pause web")]
     Pause {
         #[command(flatten)]
         instances: Instances,
@@ -83,6 +97,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Let paused instances go on
+    #[command(after_help = "Examples:\n  eschedule unpause web")]
     Unpause {
         #[command(flatten)]
         instances: Instances,
@@ -90,6 +105,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Save instances' memory to their nodes' disks and end them
+    #[command(after_help = "Examples:\n  eschedule suspend web --wait\n  eschedule suspend --label role=web")]
     Suspend {
         #[command(flatten)]
         instances: Instances,
@@ -97,6 +113,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Let suspended instances go on where they were
+    #[command(after_help = "Examples:\n  eschedule resume web --wait")]
     Resume {
         #[command(flatten)]
         instances: Instances,
@@ -107,13 +124,16 @@ pub(crate) enum Act {
     ///
     /// It keeps its uuid, its claim and its addresses. Its guest runs on until the new disk is there, and then is ended; it is
     /// started again if it was wanted running. An image that cannot be had leaves everything as it was.
-    #[command(override_usage = REBUILD_USAGE)]
+    #[command(after_help = REBUILDS, override_usage = REBUILD_USAGE)]
     Rebuild(Rebuilding),
     /// Boot instances from rescue disks, with their own beside them as the second, so that these can be mended
     ///
     /// Each keeps its uuid, its claim and its addresses, and the guest of the rescue disk gets the same metadata. Its guest runs on
     /// until the rescue disk is there; then it is asked to end, and ended after 60 s. An image that cannot be had leaves everything as
     /// it was.
+    #[command(
+        after_help = "Examples:\n  eschedule rescue web --wait                     from the image that web has\n  eschedule rescue web --image debian:13 --wait   from another"
+    )]
     Rescue {
         #[command(flatten)]
         instances: Instances,
@@ -128,6 +148,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Boot rescued instances from their own disks again; what was written to the rescue disk is lost
+    #[command(after_help = "Examples:\n  eschedule unrescue web --wait")]
     Unrescue {
         #[command(flatten)]
         instances: Instances,
@@ -135,6 +156,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Let nothing be done to instances but to unlock them
+    #[command(after_help = "Examples:\n  eschedule lock db --reason 'holds the books'")]
     Lock {
         #[command(flatten)]
         instances: Instances,
@@ -143,11 +165,13 @@ pub(crate) enum Act {
         reason: String,
     },
     /// Let things be done to locked instances again
+    #[command(after_help = "Examples:\n  eschedule unlock db")]
     Unlock {
         #[command(flatten)]
         instances: Instances,
     },
     /// Call an instance otherwise; its guest's hostname stays
+    #[command(after_help = "Examples:\n  eschedule rename web www")]
     Rename {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
@@ -158,6 +182,9 @@ pub(crate) enum Act {
     /// Set labels and metadata of instances, and what follows when they end by themselves
     ///
     /// With --wait until their nodes know: then guests are told of their metadata so. Labels hold at once.
+    #[command(
+        after_help = "Examples:\n  eschedule set web db --label role=web --meta tier=front\n  eschedule set web --restart on-failure"
+    )]
     Set {
         #[command(flatten)]
         instances: Named,
@@ -167,6 +194,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Take labels and metadata off instances
+    #[command(after_help = "Examples:\n  eschedule unset web db --label role --meta tier")]
     Unset {
         #[command(flatten)]
         instances: Named,
