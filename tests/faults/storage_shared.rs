@@ -353,7 +353,7 @@ async fn a_volume_goes_to_the_node_of_who_is_to_have_it_whoever_is_killed() -> R
     stack.start_agent("before-hand-over=pause").await?;
     done(&stack, &["volume", "move", "data", &there.to_string()])?;
     stack.until_reached("before-hand-over").await?;
-    done(&stack, &["volume", "delete", "data", "--wait"])?;
+    done(&stack, &["volume", "delete", "data"])?;
     stack.kill_agent()?;
     stack.start_agent("").await?;
     stack
