@@ -531,11 +531,10 @@ async fn to_go(
     if own != other {
         return left(&order, format!("it is asked for on node {to}, which has other storage"));
     }
-    let made_of = order
-        .record
-        .spec
-        .as_ref()
-        .map(|spec| Rebuild::disk(order.record.rebuild.as_ref(), &spec.image, came).clone());
+    // What was handed over was what is asked for by then; its last wish another node carried out, which alone tells what came of it.
+    let is_handed_over = came.is_none() && matches!(order.record.handover, Some(Handover::From(_)));
+    let wish = order.record.rebuild.as_ref().filter(|_| !is_handed_over);
+    let made_of = order.record.spec.as_ref().map(|spec| Rebuild::disk(wish, &spec.image, came).clone());
     if let Some(Err(why)) = made_of.as_ref().map(lies_alone) {
         return left(&order, format!("it is asked for on node {to}, and cannot go there: {why}"));
     }
