@@ -81,6 +81,14 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-made-anew-moved-and-healed",
+        "on shared storage a volume of an image is made anew as a copy and goes to another node, then an older etcd knows of neither: it is brought back \
+         where that has it",
+        |stage| Box::pin(made_anew_moved_and_healed(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-known-to-two-nodes",
         "on shared storage an older etcd has a volume where it was before, then etcd loses everything: of two nodes that knew it the one that has it brings it \
          back",
@@ -647,6 +655,26 @@ async fn made_anew_and_moved(stage: Stage) {
     stage.restore(&before);
     stage.stays(volume, 120, "there", there).await;
     stage.demand(done() == 1, "it was made anew once").await;
+}
+
+async fn made_anew_moved_and_healed(stage: Stage) {
+    let volume = made(&stage, Order { of_image: true, ..Order::SMALL }).await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    let before = stage.back_up();
+    let user = stage.user(1);
+    let of = CopyOf::disk(Workload::Volume, copy);
+    stage.demand(user.remakes(volume, &of).await.is_ok(), "it is made anew").await;
+    let made = |node: usize| stage.node(node).hypervisor.effects(Operation::ReplaceOverlay, volume);
+    stage.until(volume, "made anew", |is| there(is) && made(1) + made(2) == 1).await;
+    let other = stage.node(other_than_of(&stage, volume)).node;
+    stage.demand(user.moves(volume, other).await.is_ok(), "it goes to the other").await;
+    stage.stays(volume, 60, "there", there).await;
+    stage.restore(&before);
+    stage.pass(60).await;
+    stage.demand(user.heals().await == Ok(1), "it is brought back").await;
+    stage.until(volume, "there", there).await;
+    stage.stays(volume, 120, "there", there).await;
+    stage.demand(made(1) + made(2) == 1, "it was made anew once").await;
 }
 
 async fn moved_while_growing(stage: Stage) {
