@@ -105,12 +105,15 @@ async fn a_screen_that_does_not_come_is_waited_for_no_longer_than_somebody_wants
     let mut vnc = control.command(&["vnc", "web"]).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
     let instance = serde_json::from_str::<Value>(&control.done(&["show", "web", "-o", "json"])?)?;
     let instance = instance["instance"].as_str().context("its uuid")?.parse()?;
+    let mut asked = false;
     for _ in 0..100 {
-        if control.request(node, instance).await?.is_some_and(|request| request.access.is_some()) {
+        asked = control.request(node, instance).await?.is_some_and(|request| request.access.is_some());
+        if asked {
             break;
         }
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
+    ensure!(asked, "no ticket was asked for");
     kill(Pid::from_raw(vnc.id().try_into()?), Signal::SIGINT)?;
     let begun = Instant::now();
     let status = vnc.wait()?;
