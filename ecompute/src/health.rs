@@ -1,10 +1,11 @@
 //! Whether this host is fit for new work: measured again and again, told in the node's record, and felt by placement, which is
 //! offered no processor while it is not.
 
-use std::{path::Path, time::Duration};
+use std::time::Duration;
 
 use ec_model::Trouble;
 use ec_plan::host::{Measured, Room, judge};
+use nix::sys::statvfs::{FsFlags, Statvfs, statvfs};
 use tokio_util::sync::CancellationToken;
 
 use crate::{config::Settings, inventory::existing, parts::Parts, storage};
@@ -33,7 +34,7 @@ pub(crate) async fn look(parts: &Parts) {
     let clock_behind = parts.placement.clock_ahead();
     let asked = parts.health.ask(&parts.host, move || measure(&settings, clock_behind)).await;
     let measured = asked.unwrap_or_else(|before| Measured {
-        storage_gone: Some(storage::silent(&parts.settings.storage())),
+        unwritable: Some(storage::silent(&parts.settings.storage())),
         ..before.unwrap_or_default()
     });
     let before = parts.troubles.borrow().clone();
@@ -61,17 +62,21 @@ fn measure(settings: &Settings, clock_behind: Option<i64>) -> Measured {
         Room { left: system.available_memory(), total: system.total_memory() }
     });
     let stall = std::fs::read_to_string("/proc/pressure/memory").ok().as_deref().and_then(full_of_a_minute);
-    let places = [existing(&settings.storage()), existing(&settings.images)];
-    let disks = places.iter().filter_map(|place| Some((place.display().to_string(), room(place)?))).collect();
+    let places = [&settings.storage(), &settings.images, &settings.state_dir].map(|place| existing(place));
+    let known: Vec<_> =
+        places.iter().filter_map(|place| Some((place, statvfs(place.as_path()).ok()?))).collect();
+    let disks = known.iter().map(|(place, stat)| (place.display().to_string(), room(stat))).collect();
     let gone = settings.shared.as_ref().and_then(|shared| storage::check(shared, &settings.state_dir).err());
-    let storage_gone = gone.map(|why| ec_runtime::exit::chain(&why));
-    Measured { memory, memory_stall: stall, disks, storage_gone, clock_behind }
+    let read_only = known.iter().find(|(_, stat)| stat.flags().contains(FsFlags::ST_RDONLY));
+    let unwritable = gone.map(|why| ec_runtime::exit::chain(&why)).or_else(|| {
+        read_only.map(|(place, _)| format!("the file system of {} is read-only", place.display()))
+    });
+    Measured { memory, memory_stall: stall, disks, unwritable, clock_behind }
 }
 
-fn room(place: &Path) -> Option<Room> {
-    let stat = nix::sys::statvfs::statvfs(place).ok()?;
+fn room(stat: &Statvfs) -> Room {
     let unit = stat.fragment_size();
-    Some(Room { left: stat.blocks_available() * unit, total: stat.blocks() * unit })
+    Room { left: stat.blocks_available() * unit, total: stat.blocks() * unit }
 }
 
 /// `avg60` of the line `full`.
@@ -97,6 +102,6 @@ mod tests {
         let settings = Settings::check(&crate::config::ComputeFile::default()).unwrap();
         let measured = measure(&settings, Some(3));
         assert!(measured.memory.is_some_and(|room| 0 < room.left && room.left < room.total));
-        assert_eq!((measured.disks.len(), measured.clock_behind), (2, Some(3)));
+        assert_eq!((measured.disks.len(), measured.clock_behind), (3, Some(3)));
     }
 }

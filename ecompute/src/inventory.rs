@@ -41,11 +41,6 @@ pub(crate) struct Measured {
 
 /// Measures this host.
 pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
-    let mut system =
-        sysinfo::System::new().map_err(|error| format!("failed to measure this host: {error}"))?;
-    system.refresh_memory();
-    let vcpus = std::thread::available_parallelism()
-        .map_err(|error| format!("failed to count processors: {error}"))?;
     let disks = existing(&settings.storage());
     let failed = |error| format!("failed to measure the file system of {}: {error}", disks.display());
     let stat = nix::sys::statvfs::statvfs(&disks).map_err(failed)?;
@@ -58,12 +53,28 @@ pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
     // What only root may still write is not for guests, whose QEMU is not root.
     let unavailable = (stat.blocks() - stat.blocks_available().min(stat.blocks())) * stat.fragment_size();
     Ok(Measured {
-        vcpus: vcpus.get() as u64,
-        memory_mb: system.total_memory() >> 20,
         disk_gb: (stat.blocks() * stat.fragment_size()) >> 30,
         disk_others_gb: unavailable.saturating_sub(ours).div_ceil(1 << 30),
         disk_free_gb: (stat.blocks_available() * stat.fragment_size()) >> 30,
         images_there,
+        ..but_disk()?
+    })
+}
+
+/// What this host has but for its disk, of which nothing is known.
+pub(crate) fn but_disk() -> Result<Measured, String> {
+    let mut system =
+        sysinfo::System::new().map_err(|error| format!("failed to measure this host: {error}"))?;
+    system.refresh_memory();
+    let vcpus = std::thread::available_parallelism()
+        .map_err(|error| format!("failed to count processors: {error}"))?;
+    Ok(Measured {
+        vcpus: vcpus.get() as u64,
+        memory_mb: system.total_memory() >> 20,
+        disk_gb: 0,
+        disk_others_gb: 0,
+        disk_free_gb: 0,
+        images_there: false,
     })
 }
 
@@ -145,8 +156,11 @@ pub(crate) fn inventory(
         .map(|(class, total)| {
             let total = total.min(MAX_AMOUNT);
             let configured = settings.reserved.get(class).copied();
-            let reserved = configured.unwrap_or_else(|| default_reserve(class, measured, settings))
-                + per_unit(uncounted.get(class).copied().unwrap_or(0), settings.ratio(class));
+            let uncounted = per_unit(uncounted.get(class).copied().unwrap_or(0), settings.ratio(class));
+            // Somebody reserves all that there is by a number that none is above.
+            let reserved = configured
+                .unwrap_or_else(|| default_reserve(class, measured, settings))
+                .saturating_add(uncounted);
             let inventory = Inventory {
                 total,
                 reserved: reserved.min(total),
@@ -301,6 +315,20 @@ mod tests {
         let uncounted =
             [("VCPU".to_owned(), 6), ("MEMORY_MB".to_owned(), 1024), ("DISK_GB".to_owned(), 5)].into();
         assert_eq!(reserved(&uncounted), [2, 512 + 491 + 32 * 96 + 1024, 75]);
+    }
+
+    #[test]
+    fn more_than_there_can_be_is_all_that_there_is() {
+        let settings = settings("reserved: {MEMORY_MB: 18446744073709551615}");
+        let uncounted = [("MEMORY_MB".to_owned(), 1024)].into();
+        assert_eq!(inventory(&HOST, &settings, &uncounted)["MEMORY_MB"].reserved, HOST.memory_mb);
+    }
+
+    #[test]
+    fn of_a_host_whose_disk_cannot_be_measured_no_disk_is_told() {
+        let settings = settings("{}");
+        let told = inventory(&but_disk().unwrap(), &settings, &Resources::new());
+        assert_eq!(told.into_keys().collect::<Vec<_>>(), ["MEMORY_MB", "VCPU"]);
     }
 
     #[test]

@@ -197,12 +197,21 @@ async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
         }
     };
     let mut before = parts.measured.lock().unwrap_or_else(PoisonError::into_inner);
-    let measured = measured.or_else(|why| {
-        tracing::warn!("{why}; it is told as it was before");
-        before.ok_or(PlacementError::Invalid(why))
-    })?;
-    *before = Some(measured);
-    Ok((measured, is_there))
+    match (measured, *before) {
+        (Ok(measured), _) => {
+            *before = Some(measured);
+            Ok((measured, is_there))
+        }
+        (Err(why), Some(before)) => {
+            tracing::warn!("{why}; it is told as it was before");
+            Ok((before, is_there))
+        }
+        // What its guests are asked does not wait for that, and that a disk is there is nothing that anybody could tell.
+        (Err(why), None) => {
+            tracing::warn!("{why}; placement is told of no disk until it can be measured");
+            inventory::but_disk().map(|measured| (measured, false)).map_err(PlacementError::Invalid)
+        }
+    }
 }
 
 async fn ask(parts: &Parts) -> Result<Capacity, Option<Capacity>> {
@@ -291,6 +300,14 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
         note_reserved(parts, [(DISK, current)]);
     }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    if is_shared
+        && !anew
+        && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get_mut(DISK))
+        && told.get(DISK) != Some(&current.reserved)
+    {
+        // What others reserve there is not taken back by who tells that it became smaller.
+        disk.reserved = disk.reserved.max(current.reserved).min(disk.total);
+    }
     wanted.retain(|class, inventory| {
         let is_others = is_shared && class == DISK && !anew;
         current
@@ -307,7 +324,7 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
 /// Whether a class is to be told anew: where another amount is reserved, or it is not what the agent registers at its start, as in a
 /// placement that was put back to an older time. What an operator locked stays. `told` is what the agent has reserved last; what is
 /// others' too, each node of a storage would say otherwise where they are not configured alike: there more is reserved than stands
-/// there, and only of one's own less.
+/// there, and only of one's own less; and it is told where the storage became smaller, since what is not there is not to be given out.
 fn is_to_tell(
     class: &str,
     wanted: &Inventory,
@@ -321,7 +338,9 @@ fn is_to_tell(
         return false;
     }
     if is_others {
-        return reserves_otherwise(class, wanted, current) && (wanted.reserved > current.reserved || is_own);
+        let is_less = wanted.total + slack(class, wanted) < current.total;
+        let reserves = reserves_otherwise(class, wanted, current);
+        return is_less || reserves && (wanted.reserved > current.reserved || is_own);
     }
     reserves_otherwise(class, wanted, current) || is_of_another_kind(class, wanted, current)
 }
@@ -334,10 +353,14 @@ fn reserves_otherwise(class: &str, wanted: &Inventory, current: &Inventory) -> b
 
 /// Whether anything but what is reserved differs. How large a file system or a memory is wobbles with some; processors are counted.
 fn is_of_another_kind(class: &str, wanted: &Inventory, current: &Inventory) -> bool {
-    let slack = if class == "VCPU" { 0 } else { (wanted.total / 100).max(1) };
+    let slack = slack(class, wanted);
     let differs = |of: fn(&Inventory) -> u64| of(wanted).abs_diff(of(current)) > slack;
     let rest = |of: &Inventory| (of.min_unit, of.step_size, of.allocation_ratio);
     differs(|of| of.total) || differs(|of| of.max_unit) || rest(wanted) != rest(current)
+}
+
+fn slack(class: &str, of: &Inventory) -> u64 {
+    if class == "VCPU" { 0 } else { (of.total / 100).max(1) }
 }
 
 fn is_all(of: &Inventory) -> bool {
@@ -489,5 +512,8 @@ mod tests {
         assert!(!is_told(Inventory { reserved: 90, ..THERE }, 40));
         assert!(is_told(Inventory { reserved: 90, ..THERE }, 90));
         assert!(!is_told(Inventory { allocation_ratio: 2.0, ..THERE }, 40), "both would say it in turns");
+        assert!(!is_told(Inventory { total: 400, ..THERE }, 40), "who restarts tells that it grew");
+        assert!(!is_told(Inventory { total: 505, ..THERE }, 40), "it wobbles");
+        assert!(is_told(Inventory { total: 600, ..THERE }, 40), "it is not there any more");
     }
 }

@@ -299,9 +299,9 @@ impl ImageError {
             // What is wrong with our rights there, or with the name, another time does not mend.
             Self::Store { answer, .. } => matches!(**answer, object_store::Error::Generic { .. }),
             // Its server or its disk is in trouble.
-            Self::Local { source, .. } => matches!(
+            Self::Local { source, .. } | Self::Cache { source, .. } => matches!(
                 source.raw_os_error().map(Errno::from_raw),
-                Some(Errno::ESTALE | Errno::EIO | Errno::ETIMEDOUT)
+                Some(Errno::ESTALE | Errno::EIO | Errno::ETIMEDOUT | Errno::EROFS)
             ),
             _ => false,
         }
@@ -311,7 +311,11 @@ impl ImageError {
     pub(crate) fn is_of_the_way(&self) -> bool {
         let here = matches!(
             self,
-            Self::Changed { .. } | Self::CacheFull { .. } | Self::DiskFull { .. } | Self::Interrupted
+            Self::Changed { .. }
+                | Self::Cache { .. }
+                | Self::CacheFull { .. }
+                | Self::DiskFull { .. }
+                | Self::Interrupted
         );
         self.is_transient() && !here
     }

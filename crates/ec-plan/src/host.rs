@@ -16,10 +16,11 @@ pub struct Measured {
     /// Of the last minute, so much of a hundred all that ran was waiting for memory (`full avg60` of the kernel's pressure
     /// stall information, <https://docs.kernel.org/accounting/psi.html>).
     pub memory_stall: Option<f64>,
-    /// The file systems that guests' disks and images are written to, each with a directory on it.
+    /// The file systems that guests' disks, images and the agent's records are written to, each with a directory on it.
     pub disks: Vec<(String, Room)>,
-    /// Why the storage that guests' disks are written to is not there, where it is not.
-    pub storage_gone: Option<String>,
+    /// Why nothing can be written where guests' disks, images or the agent's own records are, where that is so: it is not there, or
+    /// was mounted to be read alone.
+    pub unwritable: Option<String>,
     /// So many seconds placement's clock is ahead of this host's.
     pub clock_behind: Option<i64>,
 }
@@ -65,7 +66,7 @@ pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Tro
             TroubleKind::Memory => memory(measured, edge),
             TroubleKind::Disk => {
                 let short = measured.disks.iter().find_map(|(place, room)| disk(place, *room, edge));
-                measured.storage_gone.clone().or(short)
+                measured.unwritable.clone().or(short)
             }
             TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
             TroubleKind::Unknown => None,
@@ -152,7 +153,7 @@ mod tests {
 
     #[test]
     fn storage_that_is_not_there_is_trouble_until_it_is() {
-        let gone = Measured { storage_gone: Some("mount it".into()), ..Measured::default() };
+        let gone = Measured { unwritable: Some("mount it".into()), ..Measured::default() };
         assert_eq!(judge(&gone, &[], Timestamp::UNIX_EPOCH)[0].why, "mount it");
         assert_eq!(kinds(&gone, &begun(TroubleKind::Disk)), [TroubleKind::Disk]);
     }
@@ -206,7 +207,7 @@ mod tests {
     fn a_trouble_that_gets_another_cause_tells_that_and_goes_on() {
         let of = |place: &str, gone: Option<&str>| Measured {
             disks: vec![(place.into(), Room { left: 0, total: GIB })],
-            storage_gone: gone.map(str::to_owned),
+            unwritable: gone.map(str::to_owned),
             ..Measured::default()
         };
         let mut before = judge(&of("/d1", None), &[], Timestamp::UNIX_EPOCH);

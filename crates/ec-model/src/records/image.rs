@@ -130,7 +130,7 @@ impl Image {
     /// Whether nobody is at it any more who would bring it to its end: whoever comes across it takes it away.
     pub fn is_left_over(&self, now: Timestamp) -> bool {
         match self.status {
-            ImageStatus::Saving => now.duration_since(self.updated_at) >= STALE,
+            ImageStatus::Saving => !self.is_tended(now),
             ImageStatus::PendingDelete => !self.may_be_sent(now),
             ImageStatus::Active | ImageStatus::Unknown => false,
         }
@@ -138,7 +138,13 @@ impl Image {
 
     /// Whether a command may still be sending its bytes, also where somebody deletes it meanwhile: what comes late is found by its record.
     pub fn may_be_sent(&self, now: Timestamp) -> bool {
-        self.stored && self.size.is_none() && now.duration_since(self.updated_at) < STALE
+        self.stored && self.size.is_none() && self.is_tended(now)
+    }
+
+    /// Whether somebody said lately that they are at it. Who said so later than now by another clock, and not by little, was killed: it
+    /// would be waited for until then.
+    fn is_tended(&self, now: Timestamp) -> bool {
+        now.duration_since(self.updated_at).abs() < STALE
     }
 
     /// What an instance of this size is made from.
@@ -270,7 +276,8 @@ mod tests {
         for (status, seconds, left) in [
             (ImageStatus::Saving, 599, false),
             (ImageStatus::Saving, 600, true),
-            (ImageStatus::Saving, -5, false),
+            (ImageStatus::Saving, -599, false),
+            (ImageStatus::Saving, -600, true),
             (ImageStatus::PendingDelete, 0, true),
             (ImageStatus::Active, 1_000_000, false),
             (ImageStatus::Unknown, 1_000_000, false),
@@ -282,6 +289,7 @@ mod tests {
         for (stored, size, seconds, left) in [
             (true, None, 599, false),
             (true, None, 600, true),
+            (true, None, -600, true),
             (true, Some(1), 0, true),
             (false, None, 0, true),
         ] {
