@@ -197,7 +197,9 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             ) => wished_at,
             _ => cloud.host.now(),
         };
-        let asked = Asked { instance, node: known.node, verb: recorded, detail, at, generation };
+        // Nobody waits for labels: that they are written is all.
+        let at_once = matches!(verb, Verb::Set(_)) && awaited.is_none();
+        let asked = Asked { detail, at_once, ..Asked::new(instance, known.node, recorded, at, generation) };
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(acted(&known, awaited, None)),
@@ -237,7 +239,7 @@ async fn unlock_lost(cloud: &Cloud, known: &Known, mut record: Doc<Instance>) ->
         .when(Compare::Absent(cloud.keys.request(known.node, instance)))
         .put(key, record.encode());
     let (verb, detail) = Verb::Unlock.recorded();
-    let asked = Asked { instance, node: known.node, verb, detail, at: cloud.host.now(), generation };
+    let asked = Asked { detail, ..Asked::new(instance, known.node, verb, cloud.host.now(), generation) };
     let txn = note(cloud, asked, txn, None).await?;
     match cloud.store.txn(txn).await {
         Ok(outcome) if outcome.succeeded => Ok(Some(acted(known, None, None))),

@@ -176,14 +176,7 @@ pub(crate) async fn destroy_as(
             Some(Giver::HasNot { .. }) | None => Doomed::By { node: known.node, alive: known.node_alive },
         };
         let Some((txn, generation)) = wish(cloud, &known, giver)? else { return Ok(doomed) };
-        let asked = Asked {
-            instance,
-            node: known.node,
-            verb: ActionVerb::Delete,
-            detail: None,
-            at: cloud.host.now(),
-            generation,
-        };
+        let asked = Asked::new(instance, known.node, ActionVerb::Delete, cloud.host.now(), generation);
         let txn = note_end(cloud, asked, txn).await?;
         // Where the outcome is unknown the next look tells it.
         match cloud.store.txn(txn).await {

@@ -477,8 +477,7 @@ async fn written(
     txn: Txn,
 ) -> CloudResult<Planned> {
     let Instance { instance, generation, .. } = brought.record.record;
-    let asked =
-        Asked { instance, node, verb: ActionVerb::Heal, detail: None, at: cloud.host.now(), generation };
+    let asked = Asked::new(instance, node, ActionVerb::Heal, cloud.host.now(), generation);
     let txn = note(cloud, asked, txn, None).await?;
     brought.request.record.request_id = cloud.request_id;
     brought.record.record.request_id = cloud.request_id;
@@ -599,8 +598,7 @@ async fn to_go(
         .put(asked.key.clone(), come.encode())
         .put(recorded.key.clone(), record.encode());
     let detail = Some(format!("from node {node} to node {to}"));
-    let heals =
-        Asked { instance, node: to, verb: ActionVerb::Heal, detail, at: cloud.host.now(), generation };
+    let heals = Asked { detail, ..Asked::new(instance, to, ActionVerb::Heal, cloud.host.now(), generation) };
     Ok(Planned::Bring(healed, note(cloud, heals, txn, None).await?))
 }
 

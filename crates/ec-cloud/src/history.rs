@@ -25,19 +25,34 @@ pub(crate) struct Asked {
     pub(crate) at: Timestamp,
     /// Of what is wanted since.
     pub(crate) generation: u64,
+    /// Done by being written down, where the verb alone does not say so.
+    pub(crate) at_once: bool,
+    /// Which volume is to be attached or detached.
+    pub(crate) volume: Option<InstanceId>,
 }
 
 impl Asked {
     fn by(self, cloud: &Cloud) -> Action {
-        let Self { node, verb, detail, at, generation, .. } = self;
-        let (user, project) = (cloud.user.clone(), cloud.project.clone());
-        Action { at, verb, detail, user, project, node, generation, request_id: cloud.request_id }
+        let Self { node, verb, detail, at, generation, at_once, volume, .. } = self;
+        let (user, project, request_id) = (cloud.user.clone(), cloud.project.clone(), cloud.request_id);
+        Action { at, verb, detail, user, project, node, generation, at_once, volume, request_id }
     }
 
     /// Of the instance that is made.
     pub(crate) fn create(record: &Instance, node: NodeId) -> Self {
         let (verb, at, generation) = (ActionVerb::Create, record.created_at, record.generation);
-        Self { instance: record.instance, node, verb, detail: None, at, generation }
+        Self::new(record.instance, node, verb, at, generation)
+    }
+
+    /// In no other words than the verb.
+    pub(crate) fn new(
+        instance: InstanceId,
+        node: NodeId,
+        verb: ActionVerb,
+        at: Timestamp,
+        generation: u64,
+    ) -> Self {
+        Self { instance, node, verb, detail: None, at, generation, at_once: false, volume: None }
     }
 }
 
@@ -140,9 +155,16 @@ pub async fn history(cloud: &Cloud, text: &str) -> CloudResult<Vec<Happening>> {
         }
     }
     let mut told = told(&actions, &outcomes, &statuses);
-    let is_done_later = |verb: ActionVerb| !verb.is_done_at_once();
+    // That these are done their status tells, too.
+    let is_by_status = |verb| {
+        use ActionVerb::{AttachVolume, DetachVolume, Set};
+        matches!(verb, Set | AttachVolume | DetachVolume)
+    };
     for happening in told.iter_mut().filter(|happening| unread.contains(&happening.node)) {
-        if happening.verb.is_some_and(is_done_later) {
+        let is_known = |verb: ActionVerb| {
+            verb.is_done_at_once() || (is_by_status(verb) && happening.outcome == Some(Fate::Done))
+        };
+        if happening.verb.is_some_and(|verb| !is_known(verb)) {
             happening.outcome = Some(Fate::Unknown);
         }
     }

@@ -203,7 +203,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         let txn = let_in(cloud, &disk, "move", false, txn).await?;
         let detail = Some(format!("from node {} to node {node}", disk.node));
         let (verb, at) = (ActionVerb::Migrate, cloud.host.now());
-        let asked = Asked { instance: volume, node, verb, detail, at, generation };
+        let asked = Asked { detail, ..Asked::new(volume, node, verb, at, generation) };
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(Scheduled { instance: volume, node }),

@@ -897,7 +897,8 @@ fn of_machine_acted(machine: &Known, device: String, already: Option<String>) ->
 /// As it stands in the machine's history.
 fn asked(cloud: &Cloud, machine: &Known, verb: ActionVerb, has: &Attachment, generation: u64) -> Asked {
     let detail = Some(format!("volume {} as {}", has.volume, has.device));
-    Asked { instance: machine.instance, node: machine.node, verb, detail, at: cloud.host.now(), generation }
+    let asked = Asked::new(machine.instance, machine.node, verb, cloud.host.now(), generation);
+    Asked { detail, volume: Some(has.volume), ..asked }
 }
 
 /// What is to be waited for, once it is asked of a machine that it has a volume, or has it no more.

@@ -2,7 +2,7 @@
 //! instance came to stand afterwards.
 
 use ec_model::{
-    Action, ActionVerb, Actions, HISTORY_MAX, NodeId, Outcome, Outcomes, RequestId, State, Status,
+    Action, ActionVerb, Actions, HISTORY_MAX, InstanceId, NodeId, Outcome, Outcomes, RequestId, State, Status,
 };
 use jiff::Timestamp;
 use serde::Serialize;
@@ -65,7 +65,9 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
             status.restarts,
         )
     };
-    let is_news = old.is_none_or(|old| facts(old) != facts(new));
+    let volumes = had(new);
+    let are_others = volumes.is_some() && old.and_then(had) != volumes;
+    let is_news = are_others || old.is_none_or(|old| facts(old) != facts(new));
     (is_settled(new) && is_news).then(|| Outcome {
         at: new.updated_at,
         state: Some(new.state),
@@ -76,7 +78,14 @@ pub fn noted(old: Option<&Status>, new: &Status) -> Option<Outcome> {
         rescued: new.rescued.clone(),
         resized: new.resized.clone(),
         restarts: new.restarts,
+        volumes,
     })
+}
+
+/// The volumes that one has which is told of so, where it has all that it is to have.
+fn had(status: &Status) -> Option<Vec<InstanceId>> {
+    let are_so = !status.volumes_changing && status.volumes_failed.is_none();
+    are_so.then(|| status.volumes.iter().map(|has| has.volume).collect())
 }
 
 fn is_settled(status: &Status) -> bool {
@@ -95,6 +104,7 @@ pub fn ended(old: Option<&Status>, now: Timestamp) -> Outcome {
         rescued: None,
         resized: old.and_then(|old| old.resized.clone()),
         restarts: 0,
+        volumes: None,
     }
 }
 
@@ -107,7 +117,13 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
     let mut of_users = vec![false; all.len()];
     let mut told = Vec::new();
     for action in &actions.actions {
-        let mut came = fate(action, actions, &all, seen);
+        let mut came = match action.verb {
+            ActionVerb::Set => (set(action, &all, statuses), None),
+            ActionVerb::AttachVolume | ActionVerb::DetachVolume => {
+                with_volume(action, actions, &all, statuses)
+            }
+            _ => fate(action, actions, &all, seen),
+        };
         if outcomes.iter().any(|of| is_before(action, of)) {
             came = certain(action.verb, came);
         }
@@ -116,9 +132,16 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
             of_users[place] = true;
         }
         let outcome = place.map(|place| all[place].1);
-        let failure =
-            outcome.and_then(|outcome| carried_out(action.verb, outcome)).and_then(|(_, failed)| failed);
-        let at_once = (fate == Fate::Done).then_some(action.at);
+        let failure = match action.verb {
+            ActionVerb::AttachVolume | ActionVerb::DetachVolume => {
+                status_of(action, statuses).and_then(|status| status.volumes_failed.clone())
+            }
+            verb => outcome.and_then(|outcome| carried_out(verb, outcome)).and_then(|(_, failed)| failed),
+        };
+        // Of what is told by its agent having seen it nobody knows when that was.
+        let is_of_level = !action.at_once
+            && matches!(action.verb, ActionVerb::Set | ActionVerb::AttachVolume | ActionVerb::DetachVolume);
+        let at_once = (fate == Fate::Done && !is_of_level).then_some(action.at);
         told.push(Happening {
             at: action.at,
             user: Some(action.user.clone()),
@@ -129,17 +152,18 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
             detail: action.detail.clone(),
             outcome: Some(fate),
             state: outcome.and_then(|outcome| outcome.state),
-            reason: failure.or_else(|| outcome.and_then(|outcome| outcome.reason.clone())),
+            reason: failure
+                .filter(|_| fate == Fate::Failed)
+                .or_else(|| outcome.and_then(|outcome| outcome.reason.clone())),
             finished_at: outcome.map(|outcome| outcome.at).or(at_once),
         });
     }
     // What came of actions that are kept no more is not what came by itself.
     let begun = actions.actions.first().filter(|_| actions.actions.len() >= HISTORY_MAX);
-    let by_itself = all
-        .iter()
-        .zip(of_users)
-        .filter(|((_, outcome), of_user)| !of_user && begun.is_none_or(|first| outcome.at >= first.at));
-    told.extend(by_itself.map(|((node, outcome), _)| Happening {
+    let by_itself = all.iter().zip(of_users).enumerate().filter(|(place, ((_, outcome), of_user))| {
+        !of_user && begun.is_none_or(|first| outcome.at >= first.at) && !is_of_volumes_alone(&all, *place)
+    });
+    told.extend(by_itself.map(|(_, ((node, outcome), _))| Happening {
         at: outcome.at,
         user: None,
         project: None,
@@ -154,6 +178,66 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
     }));
     told.sort_by_key(|happening| happening.at);
     told
+}
+
+/// Whether an outcome tells nothing but which volumes it has: that is no event for who did not ask for it.
+fn is_of_volumes_alone(all: &[(NodeId, &Outcome)], place: usize) -> bool {
+    let (node, outcome) = all[place];
+    let before = place.checked_sub(1).map(|before| all[before]).filter(|(of, _)| *of == node);
+    let rest =
+        |it: &Outcome| Outcome { at: Timestamp::UNIX_EPOCH, generation: 0, volumes: None, ..it.clone() };
+    outcome.volumes.is_some()
+        && before
+            .is_some_and(|(_, before)| before.volumes != outcome.volumes && rest(before) == rest(outcome))
+}
+
+fn status_of<'a>(action: &Action, statuses: &'a [Status]) -> Option<&'a Status> {
+    statuses.iter().find(|status| status.node == action.node)
+}
+
+/// Whether the agent acts by what was set. Labels are so at once.
+fn set(action: &Action, all: &[(NodeId, &Outcome)], statuses: &[Status]) -> Fate {
+    let of_outcomes = all.iter().map(|(_, outcome)| outcome.generation);
+    let of_statuses = statuses.iter().map(|status| status.observed_generation);
+    let is_heard = of_outcomes.chain(of_statuses).any(|heard| heard >= action.generation);
+    if action.at_once || is_heard { Fate::Done } else { Fate::Pending }
+}
+
+/// Whether it has, or has no more, the volume that it was asked of. What it has is told when it is so; that it cannot be only for as
+/// long as it cannot, since its agent tries that again.
+fn with_volume(
+    action: &Action,
+    actions: &Actions,
+    all: &[(NodeId, &Outcome)],
+    statuses: &[Status],
+) -> (Fate, Option<usize>) {
+    let wants = action.verb == ActionVerb::AttachVolume;
+    let status = status_of(action, statuses).filter(|it| it.observed_generation >= action.generation);
+    let settled = status.filter(|it| !it.volumes_changing);
+    let Some(volume) = action.volume else {
+        let is_so = settled.is_some_and(|it| it.volumes_failed.is_none());
+        return (if is_so { Fate::Done } else { Fate::Unknown }, None);
+    };
+    let is_so = |(_, it): &(NodeId, &Outcome)| {
+        let has = it.volumes.as_ref().map(|volumes| volumes.contains(&volume));
+        it.generation >= action.generation && has == Some(wants)
+    };
+    // The next wish about the same volume is the other one: what is told after that is told of that.
+    let next = actions.actions.iter().filter(|other| other.generation > action.generation).find(|other| {
+        other.verb == ActionVerb::Delete || (other.volume == Some(volume) && other.verb != action.verb)
+    });
+    let in_time = |(_, it): &(NodeId, &Outcome)| next.is_none_or(|next| it.generation < next.generation);
+    match all.iter().position(|it| is_so(it) && in_time(it)) {
+        Some(place) => (Fate::Done, Some(place)),
+        // An agent of an older release tells of no volumes here.
+        None if next.is_some() && all.iter().any(|(_, it)| it.volumes.is_some()) => (Fate::Overtaken, None),
+        None if next.is_some() => (Fate::Unknown, None),
+        None => match settled {
+            Some(it) if it.volumes_failed.is_some() => (Fate::Failed, None),
+            Some(it) if it.volumes.iter().any(|has| has.volume == volume) == wants => (Fate::Done, None),
+            _ => (Fate::Pending, None),
+        },
+    }
 }
 
 /// Whether what came of an action may be kept no more.
@@ -298,13 +382,26 @@ mod tests {
     fn asked(second: i64, verb: ActionVerb, generation: u64) -> Action {
         let (user, project) = ("ann".to_owned(), "p".to_owned());
         let request_id = Some(RequestId::new(uuid::Uuid::from_u128(u128::from(generation))));
-        Action { at: at(second), verb, detail: None, user, project, node: node(), generation, request_id }
+        let (at_once, volume, at, detail) = (false, None, at(second), None);
+        Action { at, verb, detail, user, project, node: node(), generation, at_once, volume, request_id }
     }
 
     fn came(second: i64, state: Option<State>, generation: u64, power_generation: u64) -> Outcome {
         let (reason, rebuilt, rescued, resized) = (None, None, None, None);
         let (at, restarts) = (at(second), 0);
-        Outcome { at, state, reason, generation, power_generation, rebuilt, rescued, resized, restarts }
+        let volumes = None;
+        Outcome {
+            at,
+            state,
+            reason,
+            generation,
+            power_generation,
+            rebuilt,
+            rescued,
+            resized,
+            restarts,
+            volumes,
+        }
     }
 
     fn history(actions: Vec<Action>, outcomes: Vec<Outcome>) -> Vec<Happening> {
@@ -366,6 +463,100 @@ mod tests {
         assert_eq!(fates(&gone, node(), active(1)), [Fate::Overtaken, Fate::Pending]);
         let stays = [moved(3, 2, there), asked(4, ActionVerb::Rename, 3)];
         assert_eq!(fates(&stays, node(), active(1))[0], Fate::Pending);
+    }
+
+    /// Of the volumes that a status or an outcome may tell of.
+    fn disk(number: u128) -> InstanceId {
+        InstanceId::new(uuid::Uuid::from_u128(number))
+    }
+
+    fn of_volume(second: i64, verb: ActionVerb, generation: u64, number: u128) -> Action {
+        Action { volume: Some(disk(number)), ..asked(second, verb, generation) }
+    }
+
+    /// Of generation 3, with these volumes.
+    fn having(volumes: &[u128], changing: bool, failed: Option<&str>) -> Status {
+        let has = |number: &u128| ec_model::Attachment { volume: disk(*number), device: "vdb".into() };
+        Status {
+            volumes: volumes.iter().map(has).collect(),
+            volumes_changing: changing,
+            volumes_failed: failed.map(str::to_owned),
+            node: node(),
+            ..status(State::Active, 1)
+        }
+    }
+
+    #[test]
+    fn a_volume_is_attached_when_its_agent_says_so_and_failed_for_as_long_as_that_says_why() {
+        use ActionVerb::{AttachVolume, Delete, DetachVolume};
+        let fates = |actions: Vec<Action>, outcomes: Vec<Outcome>, statuses: &[Status]| {
+            let told: Vec<Happening> = seen(actions, outcomes, statuses);
+            told.into_iter().filter_map(|it| Some((it.outcome?, it.reason))).collect::<Vec<_>>()
+        };
+        let plain = |fate: Fate| vec![(fate, None)];
+        let wish = |generation| vec![of_volume(8, AttachVolume, generation, 7)];
+        // Nothing is told of it yet, or of an earlier generation, or it is about it.
+        assert_eq!(fates(wish(2), vec![], &[]), plain(Fate::Pending));
+        assert_eq!(fates(wish(4), vec![], &[having(&[7], false, None)]), plain(Fate::Pending));
+        assert_eq!(fates(wish(3), vec![], &[having(&[7], true, None)]), plain(Fate::Pending));
+        assert_eq!(fates(wish(3), vec![], &[having(&[], false, None)]), plain(Fate::Pending));
+        assert_eq!(fates(wish(3), vec![], &[having(&[7], false, None)]), plain(Fate::Done));
+        let broken = having(&[7], false, Some("it does not let go"));
+        let failed = vec![(Fate::Failed, Some("it does not let go".to_owned()))];
+        assert_eq!(fates(wish(3), vec![], std::slice::from_ref(&broken)), failed);
+        let away = vec![of_volume(8, DetachVolume, 3, 7)];
+        assert_eq!(fates(away.clone(), vec![], &[broken]), failed);
+        assert_eq!(fates(away.clone(), vec![], &[having(&[7], false, None)]), plain(Fate::Pending));
+        assert_eq!(fates(away, vec![], &[having(&[8], false, None)]), plain(Fate::Done));
+        // What was so once is told by the list, whatever came after.
+        let so = |second, generation, volumes: &[u128]| {
+            let volumes = Some(volumes.iter().map(|number| disk(*number)).collect());
+            Outcome { volumes, ..came(second, Some(State::Active), generation, 0) }
+        };
+        let both = || vec![of_volume(8, AttachVolume, 2, 7), of_volume(10, DetachVolume, 3, 7)];
+        let fate = |outcomes, statuses: &[Status]| {
+            fates(both(), outcomes, statuses).into_iter().map(|(fate, _)| fate).collect::<Vec<_>>()
+        };
+        assert_eq!(fate(vec![so(9, 2, &[7]), so(11, 3, &[])], &[]), [Fate::Done, Fate::Done]);
+        assert_eq!(fate(vec![so(11, 3, &[])], &[]), [Fate::Overtaken, Fate::Done]);
+        assert_eq!(fate(vec![], &[having(&[], false, None)]), [Fate::Unknown, Fate::Done]);
+        let ended = vec![of_volume(8, AttachVolume, 2, 7), asked(10, Delete, 3)];
+        assert_eq!(fates(ended, vec![so(11, 3, &[7])], &[])[0].0, Fate::Overtaken);
+        // One of an older release says of which volume in words alone.
+        let older = || vec![asked(8, AttachVolume, 3)];
+        assert_eq!(fates(older(), vec![], &[having(&[7], false, None)]), plain(Fate::Done));
+        assert_eq!(fates(older(), vec![], &[having(&[7], true, None)]), plain(Fate::Unknown));
+    }
+
+    #[test]
+    fn what_was_set_is_done_once_its_agent_acts_by_it_and_labels_at_once() {
+        use ActionVerb::Set;
+        let done = |action, statuses: &[Status]| {
+            let told = seen(vec![action], vec![came(5, Some(State::Active), 1, 0)], statuses);
+            let set = told.into_iter().find(|it| it.verb == Some(Set)).unwrap();
+            (set.outcome.unwrap(), set.finished_at)
+        };
+        let labels = Action { at_once: true, ..asked(8, Set, 4) };
+        assert_eq!(done(labels, &[]), (Fate::Done, Some(at(8))));
+        assert_eq!(done(asked(8, Set, 4), &[status(State::Active, 1)]), (Fate::Pending, None));
+        assert_eq!(done(asked(8, Set, 3), &[status(State::Active, 1)]), (Fate::Done, None));
+        assert_eq!(done(asked(8, Set, 1), &[]), (Fate::Done, None));
+    }
+
+    #[test]
+    fn which_volumes_it_has_is_noted_when_they_are_so_and_is_no_event_by_itself() {
+        let told = |old: Option<&Status>, new: &Status| noted(old, new).map(|it| it.volumes);
+        let (none, has) = (having(&[], false, None), having(&[7], false, None));
+        let (changing, failed) = (having(&[7], true, None), having(&[7], false, Some("no")));
+        assert_eq!(told(None, &none), Some(Some(Vec::new())));
+        assert_eq!((told(Some(&none), &changing), told(Some(&none), &none)), (None, None));
+        assert_eq!(told(Some(&changing), &has), Some(Some(vec![disk(7)])));
+        assert_eq!((told(Some(&has), &has), told(Some(&changing), &failed)), (None, None));
+        assert_eq!(told(Some(&changing), &none), Some(Some(Vec::new())));
+        let so = Outcome { volumes: Some(vec![disk(7)]), ..came(9, Some(State::Active), 2, 0) };
+        let outcomes = vec![came(5, Some(State::Active), 1, 0), so, came(20, Some(State::Stopped), 2, 0)];
+        let told = history(vec![asked(1, ActionVerb::Create, 1)], outcomes);
+        assert_eq!(told.iter().map(|it| it.at).collect::<Vec<_>>(), [at(1), at(20)]);
     }
 
     #[test]
@@ -585,7 +776,8 @@ mod tests {
         let (starting, active) = (status(State::Starting, 1), status(State::Active, 1));
         assert_eq!(noted(None, &starting), None);
         assert_eq!(noted(None, &status(State::Scheduled, 1)), None);
-        assert_eq!(noted(Some(&starting), &active), Some(came(9, Some(State::Active), 3, 1)));
+        let noted_so = Outcome { volumes: Some(Vec::new()), ..came(9, Some(State::Active), 3, 1) };
+        assert_eq!(noted(Some(&starting), &active), Some(noted_so));
         let touched = Status { updated_at: at(10), observed_generation: 4, ..active.clone() };
         assert_eq!(noted(Some(&active), &touched), None);
         assert_eq!(noted(Some(&active), &status(State::Active, 3)).unwrap().power_generation, 3);

@@ -44,6 +44,12 @@ pub struct Action {
     pub node: NodeId,
     /// The generation of what is wanted since.
     pub generation: u64,
+    /// It was done by being written down, where the verb alone does not say so: no agent has to do anything.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub at_once: bool,
+    /// Which volume was to be attached or detached; none of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volume: Option<InstanceId>,
     /// Of the command by which; none of an older release.
     #[serde(default, skip_serializing_if = "Option::is_none", deserialize_with = "overlooked")]
     pub request_id: Option<RequestId>,
@@ -140,20 +146,9 @@ impl fmt::Display for ActionVerb {
 }
 
 impl ActionVerb {
-    /// Whether it is done by being written down: no agent has to do anything, or what it does is a level that the status
-    /// tells (`volumes`).
+    /// Whether it is done by being written down, whatever is asked for by it: no agent has to do anything.
     pub fn is_done_at_once(self) -> bool {
-        matches!(
-            self,
-            Self::ConfirmResize
-                | Self::Lock
-                | Self::Unlock
-                | Self::Rename
-                | Self::Set
-                | Self::Heal
-                | Self::AttachVolume
-                | Self::DetachVolume
-        )
+        matches!(self, Self::ConfirmResize | Self::Lock | Self::Unlock | Self::Rename | Self::Heal)
     }
 }
 
@@ -196,6 +191,9 @@ pub struct Outcome {
     /// How often in a row it was started again by its restart policy.
     #[serde(default, skip_serializing_if = "super::status::is_zero")]
     pub restarts: u32,
+    /// The volumes that it had; none where they were being changed, or could not be, and of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub volumes: Option<Vec<InstanceId>>,
 }
 
 impl Actions {
@@ -238,6 +236,7 @@ mod tests {
             rescued: None,
             resized: None,
             restarts: 0,
+            volumes: None,
         }
     }
 
@@ -266,6 +265,8 @@ mod tests {
             let verb: ActionVerb = serde_json::from_str(&format!("\"{word}\"")).unwrap();
             assert_eq!((verb.to_string().as_str(), text(verb)), (word, format!("\"{word}\"")));
         }
-        assert!(ActionVerb::Rename.is_done_at_once() && !ActionVerb::Rebuild.is_done_at_once());
+        use ActionVerb::{AttachVolume, DetachVolume, Rebuild, Rename, Set};
+        assert!(Rename.is_done_at_once());
+        assert!(![Rebuild, Set, AttachVolume, DetachVolume].iter().any(|verb| verb.is_done_at_once()));
     }
 }
