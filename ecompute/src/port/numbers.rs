@@ -1,6 +1,6 @@
 //! The agent's numbers. No label stands for an instance: there are as many series on the first day as after a year.
 
-use ec_model::{State, TroubleKind};
+use ec_model::{State, TroubleKind, Workload};
 use ec_pki::write_ends;
 use ec_plan::engine::Engine;
 use ec_serve::metrics::Exposition;
@@ -11,9 +11,16 @@ use crate::parts::Parts;
 /// What names begin with.
 const PROGRAM: &str = "ecompute";
 
-/// How many instances there are.
-#[derive(Debug, PartialEq, Eq)]
+/// How many instances and volumes there are.
+#[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Counts {
+    machines: Count,
+    volumes: Count,
+}
+
+/// How many there are of one kind.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Count {
     /// In each state, so that one that nobody is in is a 0 and not a gap.
     by_state: [u64; State::ALL.len()],
     /// Of which no status is known.
@@ -22,18 +29,34 @@ pub(super) struct Counts {
     troubled: u64,
 }
 
-/// Counts the instances that the agent knows of.
+/// Counts what the agent knows of.
 pub(super) fn count(engine: &Engine) -> Counts {
-    let mut counts = Counts { by_state: [0; State::ALL.len()], without: 0, troubled: 0 };
+    let mut counts = Counts::default();
     for sight in engine.sights() {
+        let of_kind = match sight.kind {
+            Workload::Machine => &mut counts.machines,
+            Workload::Volume => &mut counts.volumes,
+        };
         let at = sight.status.and_then(|status| State::ALL.iter().position(|state| *state == status.state));
-        *at.map_or(&mut counts.without, |at| &mut counts.by_state[at]) += 1;
-        counts.troubled += u64::from(sight.failures > 0);
+        *at.map_or(&mut of_kind.without, |at| &mut of_kind.by_state[at]) += 1;
+        of_kind.troubled += u64::from(sight.failures > 0);
     }
     counts
 }
 
-/// All numbers. Those of instances are left out where the loop does not tell them.
+/// What there is of one kind. People find each by its own command: what is wrong with a volume no list of instances tells.
+fn write_count(text: &mut Exposition, name: &str, what: &str, count: &Count) {
+    let help = format!("{what} on this node, by state; `none`: no status of it is known.");
+    let mut family = text.gauges(name, &help);
+    for (state, count) in State::ALL.iter().zip(count.by_state) {
+        family.sample(&[("state", &state.to_string())], count);
+    }
+    family.sample(&[("state", "none")], count.without);
+    let help = format!("{what} whose work failed for a passing reason, and is tried again.");
+    text.gauges(&format!("{name}_troubled"), &help).sample(&[], count.troubled);
+}
+
+/// All numbers. Those of instances and volumes are left out where the loop does not tell them.
 pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
     let mut text = Exposition::default();
     text.gauges("ecompute_build_info", "The agent's release.")
@@ -51,14 +74,8 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
     }
 
     if let Asked::Answered(counts) = counts {
-        let help = "Instances on this node, by state; `none`: no status of it is known.";
-        let mut family = text.gauges("ecompute_instances", help);
-        for (state, count) in State::ALL.iter().zip(counts.by_state) {
-            family.sample(&[("state", &state.to_string())], count);
-        }
-        family.sample(&[("state", "none")], counts.without);
-        let help = "Instances whose work failed for a passing reason, and is tried again.";
-        text.gauges("ecompute_instances_troubled", help).sample(&[], counts.troubled);
+        write_count(&mut text, "ecompute_instances", "Instances", &counts.machines);
+        write_count(&mut text, "ecompute_volumes", "Volumes", &counts.volumes);
     }
 
     let help = "Jobs that ended, by kind and by how they ended; `retry`: for a passing reason.";

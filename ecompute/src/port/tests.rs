@@ -213,6 +213,8 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
     assert_eq!(numbers["ecompute_instances{state=\"PREPARING\"}"], 1.0);
     assert_eq!(numbers["ecompute_instances{state=\"ACTIVE\"}"], 0.0);
     assert_eq!(numbers["ecompute_instances_troubled"], 1.0);
+    assert_eq!(numbers["ecompute_volumes{state=\"PREPARING\"}"], 0.0, "it is none");
+    assert_eq!(numbers["ecompute_volumes_troubled"], 0.0);
     assert_eq!(numbers["ecompute_part_up{part=\"lease\"}"], 1.0);
     assert!(numbers["ecompute_part_last_up_timestamp_seconds{part=\"lease\"}"] > 1e9);
     assert!(!numbers.contains_key("ecompute_part_last_up_timestamp_seconds{part=\"placement\"}"));
@@ -225,7 +227,7 @@ async fn the_view_tells_each_instance_and_no_secret_also_while_etcd_is_away() {
     node.until("etcd is missed", async || node.json("/readyz").await.1["parts"]["etcd"]["ok"] == false).await;
     let (_, view) = node.json("/view").await;
     let seen = &view["instances"][0];
-    assert_eq!(seen["instance"], instance.to_string());
+    assert_eq!((&seen["instance"], &seen["kind"]), (&instance.to_string().into(), &"machine".into()));
     assert_eq!((&seen["request"]["desired"], &seen["request"]["generation"]), (&"active".into(), &3.into()));
     assert_eq!((&seen["observed"]["power"], &seen["observed"]["disk"]), (&Value::Null, &false.into()));
     assert!(seen["doing"].as_str().is_some_and(|doing| !doing.is_empty()), "{view}");

@@ -24,7 +24,7 @@ pub(super) fn view(parts: &Parts, instances: Asked<Vec<Value>>) -> Value {
     })
 }
 
-/// Every instance that the agent knows of.
+/// Every instance and volume that the agent knows of.
 pub(super) fn instances(engine: &Engine) -> Vec<Value> {
     engine.sights().map(|sight| instance(&sight)).collect()
 }
@@ -50,6 +50,7 @@ fn instance(sight: &Sight<'_>) -> Value {
     });
     json!({
         "instance": sight.instance,
+        "kind": sight.kind,
         "request": request,
         "status": status,
         "observed": {

@@ -276,6 +276,12 @@ impl Known {
     }
 
     /// As the request has it.
+    /// The same, for who looks in: what nobody asks for any more its status tells of.
+    pub(super) fn kind_told(&self) -> Workload {
+        let requested = self.readable().map(|request| request.kind);
+        requested.or_else(|| self.status.known().map(|status| status.kind)).unwrap_or_default()
+    }
+
     fn kind(&self) -> Workload {
         self.readable().map(|request| request.kind).unwrap_or_default()
     }
@@ -515,6 +521,12 @@ mod tests {
         assert_eq!(known.facts(at(5.0)).volumes.failed, None);
         change(&mut known, &|request| request.kind = Workload::Volume);
         assert_eq!(known.facts(at(1.0)).kind, Workload::Volume);
+        assert_eq!(known.kind_told(), Workload::Volume);
+        known.request = None;
+        assert_eq!(known.kind_told(), Workload::Machine, "its status says so");
+        let StatusEntry::Known(status, _) = &mut known.status else { panic!("it is told") };
+        status.kind = Workload::Volume;
+        assert_eq!(known.kind_told(), Workload::Volume);
     }
 
     #[test]

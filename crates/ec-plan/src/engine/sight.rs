@@ -1,6 +1,6 @@
 //! What the engine knows, for whoever looks in from outside.
 
-use ec_model::{InstanceId, Observed, Status};
+use ec_model::{InstanceId, Observed, Status, Workload};
 
 use super::{Engine, Requested};
 
@@ -9,6 +9,8 @@ use super::{Engine, Requested};
 pub struct Sight<'a> {
     /// The instance.
     pub instance: InstanceId,
+    /// Of what kind it is: as its request says, or its status; a machine where neither does.
+    pub kind: Workload,
     /// What is requested, where anything is.
     pub request: Option<&'a Requested>,
     /// Its status as last read or written, where there is one that can be read.
@@ -28,6 +30,7 @@ impl Engine {
     pub fn sights(&self) -> impl Iterator<Item = Sight<'_>> {
         self.known.iter().filter(|(_, known)| !known.is_gone()).map(|(instance, known)| Sight {
             instance: *instance,
+            kind: known.kind_told(),
             request: known.request.as_ref(),
             status: known.status.known(),
             observed: known.observed(),
