@@ -92,7 +92,8 @@ pub(crate) struct Apply {
     #[arg(long)]
     diff: bool,
 
-    /// Wait until all that was asked for is so, now or before: instances are ACTIVE, volumes there and with them, and what goes is gone
+    /// Wait until all that was asked for is so, now or before: instances are ACTIVE, volumes there, as large as asked for, and with
+    /// them, and what this run takes away is gone
     #[arg(long, conflicts_with_all = ["schema", "diff"])]
     wait: bool,
 
@@ -174,7 +175,14 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     steps = of_volumes.in_order(steps);
     if apply.prune {
         // Last: until then they may have members.
-        steps.extend(surplus_groups(&stack, &there_groups).map(Difference::DeleteGroup));
+        let doomed: BTreeSet<InstanceId> = steps
+            .iter()
+            .filter_map(|step| match step {
+                Difference::Destroy(instance, _) => Some(*instance),
+                _ => None,
+            })
+            .collect();
+        steps.extend(surplus_groups(&stack, &there_groups).map(|view| without(view, &doomed)));
     }
     let mut applied: Vec<Applied> = groups.iter().map(|(name, policy)| made(name, *policy)).collect();
     applied.extend(steps.iter().map(|step| told(step, &of_volumes)));
@@ -227,7 +235,10 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         let is_interrupted = stop.is_cancelled();
         let takes = matches!(
             step,
-            Difference::Destroy(..) | Difference::DeleteGroup(_) | Difference::Volume(VolumeStep::Delete(..))
+            Difference::Destroy(..)
+                | Difference::DeleteGroup(_)
+                | Difference::KeepGroup(..)
+                | Difference::Volume(VolumeStep::Delete(..))
         );
         let failure = if is_interrupted {
             one.undo("interrupted: nothing was asked for");
@@ -309,14 +320,26 @@ fn missing_groups(
 }
 
 /// The groups that were made for the stack, and which nothing in the file names.
-fn surplus_groups(stack: &Stack, there: &[GroupView]) -> impl Iterator<Item = String> {
+fn surplus_groups<'a>(stack: &Stack, there: &'a [GroupView]) -> impl Iterator<Item = &'a GroupView> {
     let of_instances = stack.named().filter_map(|(_, _, says)| says.group.as_ref());
     let named: BTreeSet<String> =
         stack.groups.keys().chain(of_instances).map(|name| name.0.to_ascii_lowercase()).collect();
-    let of_stack = there.iter().filter(|view| view.group.stack.as_ref() == Some(&stack.stack.0));
-    of_stack
-        .map(|view| view.group.name.clone())
-        .filter(move |name| !named.contains(&name.to_ascii_lowercase()))
+    let name = stack.stack.0.clone();
+    let of_stack = there.iter().filter(move |view| view.group.stack.as_ref() == Some(&name));
+    of_stack.filter(move |view| !named.contains(&view.group.name.to_ascii_lowercase()))
+}
+
+/// What becomes of a group that is too much, once these are destroyed: with members besides it stays, and that is no failure, since
+/// the same file again would not make it otherwise.
+fn without(view: &GroupView, doomed: &BTreeSet<InstanceId>) -> Difference {
+    let name = view.group.name.clone();
+    match view.members.iter().filter(|member| !doomed.contains(&member.instance)).count() {
+        0 => Difference::DeleteGroup(name),
+        count => {
+            let why = format!("it has {count} members that stay: `eschedule group show {name}` shows them");
+            Difference::KeepGroup(name, why)
+        }
+    }
 }
 
 /// What the file says of an instance, with what its names stand for.
@@ -442,6 +465,7 @@ fn as_called(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
         Difference::Destroy(instance, name) => of("destroy", name, instance, None),
         Difference::Volume(step) => volumes::told(step, of_volumes),
         Difference::DeleteGroup(name) => Applied::new("delete", name),
+        Difference::KeepGroup(name, why) => Applied { note: Some(why.clone()), ..Applied::new("keep", name) },
         Difference::Foreign(instance, name) => {
             of("stands", name, instance, Some("it is not of this stack".to_owned()))
         }
@@ -560,6 +584,7 @@ impl<'a> Making<'a> {
                 | Difference::Keep(..)
                 | Difference::Foreign(..)
                 | Difference::DeleteGroup(_)
+                | Difference::KeepGroup(..)
                 | Difference::Volume(VolumeStep::Stands(..) | VolumeStep::Keep(..))
         );
         if !is_told {
@@ -592,11 +617,25 @@ impl<'a> Making<'a> {
                 }
             }
             Difference::Volume(step) => self.volume(step, one).await?,
-            Difference::DeleteGroup(name) => match ec_cloud::delete_group(cloud, name).await {
-                // The same file was applied twice at once.
-                Ok(()) | Err(CloudError::NotFound(_)) => {}
-                Err(error) => return Err(error.into()),
-            },
+            // Members that were told may be what a killed command left: who deletes looks.
+            Difference::DeleteGroup(name) | Difference::KeepGroup(name, _) => {
+                match ec_cloud::delete_group(cloud, name).await {
+                    Ok(()) if one.what == "keep" => {
+                        tell(&format!("- {name}"));
+                        (one.what, one.note) = ("delete", None);
+                    }
+                    // The same file was applied twice at once.
+                    Ok(()) | Err(CloudError::NotFound(_)) => {}
+                    // Somebody has joined it since.
+                    Err(CloudError::Refused(why)) => {
+                        if one.what != "keep" {
+                            tell(&format!("= {name}: {why}"));
+                        }
+                        (one.what, one.note) = ("keep", Some(why));
+                    }
+                    Err(error) => return Err(error.into()),
+                }
+            }
             Difference::Stands(..) | Difference::Keep(..) | Difference::Foreign(..) => {}
         }
         Ok(())

@@ -185,9 +185,12 @@ async fn a_group_of_the_stack_goes_by_prune_when_the_file_names_it_no_more_and_o
     assert_eq!(applied(&control, &path, &["--diff"], 0)?.0, ["keep web"], "it may stay so");
     // Somebody else's member keeps it.
     control.done(&["run", "guest", "--flavor", "small", "--group", "front"])?;
-    let (done, told) = applied(&control, &path, &["--prune"], 1)?;
-    assert_eq!(done, ["destroy web", "delete Front"]);
-    ensure!(told.contains("the group `Front` has 1 members"), "{told}");
+    assert_eq!(applied(&control, &path, &["--diff", "--prune"], 1)?.0, ["destroy web", "keep Front"]);
+    let (done, told) = applied(&control, &path, &["--prune"], 0)?;
+    assert_eq!(done, ["destroy web", "keep Front"]);
+    ensure!(told.contains("= Front: it has 1 members that stay"), "{told}");
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["keep Front"], "it may stay so");
+    assert_eq!(applied(&control, &path, &["--diff", "--prune"], 0)?.0, ["keep Front"]);
     control.done(&["destroy", "guest"])?;
     assert_eq!(applied(&control, &path, &["--diff", "--prune"], 1)?.0, ["delete Front"]);
     assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["delete Front"]);

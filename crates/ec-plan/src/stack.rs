@@ -118,6 +118,8 @@ pub enum Difference {
     DeleteGroup(String),
 }
 
+    /// The same, and it stays since others are members of it.
+    KeepGroup(String, String),
 /// What is wrong with what is wanted, and what helps.
 fn ailing(record: &Instance, request: Option<&Request>, status: Option<&Status>) -> Option<String> {
     let end = match record.kind {

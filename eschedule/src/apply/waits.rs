@@ -1,7 +1,7 @@
 //! What `apply --wait` waits for: that all that was asked for is so, by this command or one before.
 
 use ec_cloud::{Acted, Awaited, Scheduled, Step, View, attach, find_placed, until_done, until_gone};
-use ec_model::{InstanceId, NodeId, State};
+use ec_model::{InstanceId, NodeId, Request, State, Status};
 use ec_runtime::exit::{Failure, tell};
 
 use super::{Applied, Making};
@@ -45,6 +45,18 @@ fn note(failed: &mut Option<Failure>, name: &str, failure: Failure) {
     if let Some(before) = failed.replace(failure) {
         tell(&format!("eschedule: {}", before.message));
     }
+}
+
+/// What is asked of a volume and has not come to its end: also one that somebody has is told as in use meanwhile.
+fn being_changed(request: Option<&Request>, status: Option<&Status>) -> Vec<Awaited> {
+    let Some(request) = request else { return Vec::new() };
+    let (rebuilt, resized) = status.map_or((None, None), |status| {
+        let rebuilt = status.rebuilt.as_ref().map(|came| came.wished_at);
+        (rebuilt, status.resized.as_ref().map(|came| came.wished_at))
+    });
+    let rebuild = request.rebuild.as_ref().map(|wish| wish.wished_at).filter(|at| Some(*at) > rebuilt);
+    let resize = request.resize.map(|wish| wish.wished_at).filter(|at| Some(*at) > resized);
+    rebuild.map(Awaited::Rebuild).into_iter().chain(resize.map(Awaited::Resize)).collect()
 }
 
 impl Making<'_> {
@@ -113,6 +125,11 @@ impl Making<'_> {
         if view.status == "creating" && !but.contains(&made.instance) {
             asked.push(Asked::Made(made, "creating"));
         }
+        if !but.contains(&made.instance) {
+            let known = find_placed(cloud, made.instance).await?;
+            let being = being_changed(known.request.record(), known.status.record());
+            asked.extend(being.into_iter().map(|awaited| Asked::Otherwise(made, awaited)));
+        }
         let holder = wish.holder.and_then(|holder| self.instances.get(&holder));
         if let Some(holder) = holder.filter(|holder| view.instance == Some(holder.instance)) {
             // It is to have it already: that is said, with what there is to wait for.
@@ -143,5 +160,41 @@ impl Making<'_> {
         };
         shown.finish();
         outcome
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::{Rebuild, Resize, decode};
+    use jiff::Timestamp;
+
+    use super::*;
+
+    #[test]
+    fn a_volume_is_waited_for_until_what_was_asked_of_it_last_came_to_an_end() {
+        let at = |second| Timestamp::from_second(second).unwrap();
+        let uuid = uuid::Uuid::nil();
+        let request = format!(
+            r#"{{"version": 1, "instance": "{uuid}", "project": "p", "user": "u", "epoch": 1, "generation": 1,
+            "desired": "active", "created_at": "1970-01-01T00:00:00Z"}}"#
+        );
+        let status = format!(
+            r#"{{"version": 1, "instance": "{uuid}", "node": "{uuid}", "state": "ACTIVE",
+            "since": "1970-01-01T00:00:00Z", "updated_at": "1970-01-01T00:00:00Z"}}"#
+        );
+        let mut request: Request = decode(request.as_bytes()).unwrap();
+        let mut status: Status = decode(status.as_bytes()).unwrap();
+        assert_eq!(being_changed(Some(&request), Some(&status)), []);
+        request.resize = Some(Resize { wished_at: at(2) });
+        request.rebuild = Some(Rebuild { wished_at: at(1), before: None });
+        let both = [Awaited::Rebuild(at(1)), Awaited::Resize(at(2))];
+        assert_eq!(being_changed(Some(&request), Some(&status)), both);
+        assert_eq!(being_changed(Some(&request), None), both);
+        status.rebuilt = Some(ec_model::Rebuilt { wished_at: at(1), failed: Some("no".to_owned()) });
+        assert_eq!(being_changed(Some(&request), Some(&status)), [Awaited::Resize(at(2))]);
+        let resources = ec_model::Resources::new();
+        status.resized = Some(ec_model::Resized { wished_at: at(2), failed: None, resources });
+        assert_eq!(being_changed(Some(&request), Some(&status)), []);
+        assert_eq!(being_changed(None, None), []);
     }
 }
