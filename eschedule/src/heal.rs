@@ -46,7 +46,8 @@ pub(crate) async fn bring_back(session: &Session, healing: Healing, output: Outp
         let found = looked.done;
         let count = found.iter().filter(|healed| healed.outcome == Outcome::Lost).count();
         if healing.dry_run {
-            return output::healed(output, &found, &names(session, output).await?);
+            output::healed(output, &found, &names(session, output).await?)?;
+            return left(&found);
         }
         if count == 0 {
             output::healed(output, &found, &names(session, output).await?)?;

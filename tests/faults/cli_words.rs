@@ -120,6 +120,26 @@ async fn instances_of_dead_nodes_are_marked_and_their_destroy_says_when_it_happe
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_heal_would_leave_ends_a_look_with_1_as_well() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("host", true, PLENTY).await?;
+    assert!(control.eschedule(&["heal", "--dry-run"])?.status.success(), "there is nothing");
+    let forgotten = InstanceId::new(uuid::Uuid::new_v4());
+    control.status(node, forgotten, State::Unclaimed, None).await?;
+    for how in ["--dry-run", "--yes"] {
+        let output = control.eschedule(&["heal", how, "-o", "json"])?;
+        let found: Value = serde_json::from_slice(&output.stdout)?;
+        assert_eq!(
+            (&found[0]["instance"], &found[0]["outcome"]),
+            (&json!(forgotten), &json!("left")),
+            "{how}"
+        );
+        ensure!(output.status.code() == Some(1) && error(&output).contains("left as they are"), "{output:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn an_instance_without_index_is_found_by_its_claim_and_among_the_keys() -> Result<()> {
     let control = Control::start().await?;
     let node = control.node("host", true, PLENTY).await?;
