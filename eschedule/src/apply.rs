@@ -368,7 +368,7 @@ async fn entry(
         boot_volume: None,
         beside: Some(source.directory()),
         boots: says.boot.is_some(),
-        require_token: false,
+        require_token: says.require_token,
         traits: Traits {
             label: labels,
             meta: says.metadata.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
@@ -432,6 +432,7 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         restart: guest.restart,
         keys: guest.keys.clone(),
         user_data: guest.user_data.clone(),
+        require_token: says.require_token,
     }
 }
 

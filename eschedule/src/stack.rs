@@ -122,6 +122,10 @@ pub(crate) struct InstanceEntry {
     #[serde(default)]
     #[schemars(with = "AnyText")]
     pub(crate) user_data: Option<PathBuf>,
+    /// Whether each guest is given its metadata only with a session token; also without it where `defaults.require_token` of
+    /// schedule.yaml says so. An instance keeps what it was made with.
+    #[serde(default)]
+    pub(crate) require_token: bool,
     /// The group that each is a member of.
     #[serde(default)]
     #[schemars(with = "CatalogName")]

@@ -168,6 +168,26 @@ async fn a_file_is_made_so_and_the_same_again_does_nothing() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_file_demands_a_session_token_of_a_guest_that_is_made_by_it() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let text = |entry: &str| format!("stack: shop\ninstances:\n  db: {{query: '{TINY}'{entry}}}\n");
+    let path = file(&control, &text(", require_token: true"))?;
+    assert_eq!(applied(&control, &path, &[], 0)?.0, ["run db"]);
+    let (_, db) = placed(&control, "db").await?;
+    assert!(control.record(db).await?.context("no record")?.spec.token_required);
+    assert_eq!(applied(&control, &path, &[], 0)?.0, nothing());
+    let path = file(&control, &text(""))?;
+    assert_eq!(applied(&control, &path, &[], 0)?.0, nothing(), "the file does not say that it is not");
+    let other = text(", require_token: true").replace("db:", "web:");
+    control.done(&["run", "web", "--query", TINY, "--label", "stack=shop"])?;
+    let (done, told) = applied(&control, &file(&control, &other)?, &[], 1)?;
+    assert_eq!(done, ["stands web", "keep db"]);
+    ensure!(told.contains("! web: its demand for a session token is not what the file says"), "{told}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_group_of_the_stack_goes_by_prune_when_the_file_names_it_no_more_and_others_stay() -> Result<()> {
     let control = Control::start().await?;
     control.node("a", true, PLENTY).await?;

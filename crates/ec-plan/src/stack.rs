@@ -42,6 +42,8 @@ pub struct Wished {
     pub keys: Vec<String>,
     /// What it is given as user-data.
     pub user_data: Option<Blob>,
+    /// Whether the guest is given its metadata only with a session token.
+    pub require_token: bool,
 }
 
 /// An instance as etcd has it.
@@ -116,10 +118,10 @@ pub enum Difference {
     Volume(VolumeStep),
     /// A group that was made for the stack, and the file says nothing of it.
     DeleteGroup(String),
-}
-
     /// The same, and it stays since others are members of it.
     KeepGroup(String, String),
+}
+
 /// What is wrong with what is wanted, and what helps.
 fn ailing(record: &Instance, request: Option<&Request>, status: Option<&Status>) -> Option<String> {
     let end = match record.kind {
@@ -225,6 +227,8 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data, ails }: &Sta
     for (what, is_so) in [
         ("list of keys", sorted(&record.spec.keys) == sorted(&wish.keys)),
         ("user-data", is_unknown || *user_data == wish.user_data),
+        // Who wrote nothing of it may have had it from elsewhere, as from `defaults`.
+        ("demand for a session token", record.spec.token_required || !wish.require_token),
     ] {
         if !is_so {
             let why = format!(
@@ -340,6 +344,7 @@ mod tests {
             restart: Restart::No,
             keys: Vec::new(),
             user_data: None,
+            require_token: false,
         }
     }
 

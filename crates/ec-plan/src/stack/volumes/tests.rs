@@ -57,6 +57,7 @@ fn instance(name: &str) -> Wished {
         restart: Restart::No,
         keys: Vec::new(),
         user_data: None,
+        require_token: false,
     }
 }
 
