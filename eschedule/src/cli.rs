@@ -217,13 +217,17 @@ pub(crate) struct Instances {
 #[derive(Args, Clone)]
 pub(crate) struct Named {
     /// Names, uuids, or the beginnings of uuids that no other has
-    #[arg(value_name = "INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(value_name = "INSTANCE", required_unless_present = "select", value_parser = NonEmptyStringValueParser::new())]
     instances: Vec<String>,
 }
 
 impl From<Named> for Instances {
     fn from(named: Named) -> Self {
-        Self { instances: named.instances, label: Vec::new() }
+        Self { instances: named.instances, label: named.select }
+
+    /// Instead of INSTANCE: those of the project that have this label; given more than once, all of them
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "instances", value_parser = ec_model::input::label_selector)]
+    select: Vec<LabelSelector>,
     }
 }
 

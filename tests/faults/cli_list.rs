@@ -186,7 +186,25 @@ async fn several_are_shown_and_acted_upon_together() -> Result<()> {
         ensure!(output.status.code() == Some(code) && text.contains(wanted), "{arguments:?}: {output:?}");
         Ok(())
     };
+    let image = async |instance| {
+        let record = control.record(instance).await?;
+        Ok::<_, anyhow::Error>(record.map(|record| record.spec.image.url).unwrap_or_default())
+    };
+    let rebuilt = json_of(&control, &["rebuild", "--image", "file:///newer", "--label", "role=web"])?;
+    assert_eq!(
+        (rebuilt.as_array().map(Vec::len), &rebuilt[0]["instance"]),
+        (Some(1), &json!(web)),
+        "{rebuilt}"
+    );
+    assert_eq!((image(web).await?, image(db).await?), ("file:///newer".into(), "file:///new".into()));
+    // Without an image each has that which its disk is of.
+    let both = json_of(&control, &["rebuild", "--label", "role"])?;
+    assert_eq!(both.as_array().map(Vec::len), Some(2), "{both}");
+    assert_eq!((image(web).await?, image(db).await?), ("file:///nowhere".into(), "file:///nowhere".into()));
     let before = control.request(node, web).await?;
+    refused(&["rebuild", "--label", "role=none", "--image", "file:///x"], 1, "nothing was done")?;
+    refused(&["rebuild", "web", "--label", "role"], 2, "cannot be used with")?;
+    refused(&["rebuild"], 2, "required")?;
     refused(&["rebuild", "web", "db"], 2, "`db` is an instance and no image")?;
     refused(&["rebuild", "web", "db", "x"], 2, "say `--image IMAGE`")?;
     refused(&["rebuild", "web", "--sha256", &"0".repeat(64)], 2, "goes with an image")?;
@@ -360,8 +378,18 @@ async fn what_is_done_by_label_is_done_to_the_projects_own_and_to_nobody_where_n
     for arguments in [&["stop"][..], &["stop", "web", "--label", "role"], &["stop", "--label", "=x"]] {
         assert_eq!(control.eschedule(arguments)?.status.code(), Some(2), "{arguments:?}");
     }
-    // Where a label is what is set, instances are named.
-    control.done(&["set", "db", "--label", "role=web"])?;
+    // Where a label is what is set, another word selects.
+    control.done(&["set", "--select", "role=db", "--label", "role=web"])?;
+    assert_eq!(
+        control.eschedule(&["set", "db", "--select", "role", "--label", "a=b"])?.status.code(),
+        Some(2)
+    );
+    assert_eq!(control.eschedule(&["set", "--label", "a=b"])?.status.code(), Some(2));
+    assert_eq!(control.eschedule(&["set", "--select", "role=db", "--label", "a=b"])?.status.code(), Some(1));
+    control.done(&["set", "--select", "role=web", "--label", "a=b"])?;
+    assert_eq!(listed(&control, &["--label", "a=b", "--sort", "name"])?, "db web");
+    control.done(&["unset", "--select", "a=b", "--label", "a"])?;
+    assert_eq!(listed(&control, &["--label", "a"])?, "");
     assert_eq!(names(&control, &["destroy", "--label", "role=web"])?.split(' ').count(), 2);
     assert_eq!(listed(&control, &["--state", "DESTROYING", "--sort", "name"])?, "db web");
     Ok(())

@@ -23,13 +23,15 @@ eschedule resize [OPTIONS] <INSTANCE> <QUERY>
 
 const REBUILD_USAGE: &str = "\
 eschedule rebuild [OPTIONS] <INSTANCE> [IMAGE]
-       eschedule rebuild [OPTIONS] --image <IMAGE> <INSTANCE>...";
+       eschedule rebuild [OPTIONS] --image <IMAGE> <INSTANCE>...
+       eschedule rebuild [OPTIONS] [--image <IMAGE>] --label <KEY[=VALUE]>";
 
 const REBUILDS: &str = "\
 Examples:
   eschedule rebuild web --wait                from the image that it has
   eschedule rebuild web debian:13             from another
-  eschedule rebuild --image debian:13 web db";
+  eschedule rebuild --image debian:13 web db
+  eschedule rebuild --image debian:13 --label role=web";
 
 pub(super) const RESIZES: &str = "\
 Examples:
@@ -183,7 +185,7 @@ pub(crate) enum Act {
     ///
     /// With --wait until their nodes know: then guests are told of their metadata so. Labels hold at once.
     #[command(
-        after_help = "Examples:\n  eschedule set web db --label role=web --meta tier=front\n  eschedule set web --restart on-failure"
+        after_help = "Examples:\n  eschedule set web db --label role=web --meta tier=front\n  eschedule set web --restart on-failure\n  eschedule set --select role=web --label tier=front"
     )]
     Set {
         #[command(flatten)]
@@ -194,7 +196,9 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Take labels and metadata off instances
-    #[command(after_help = "Examples:\n  eschedule unset web db --label role --meta tier")]
+    #[command(
+        after_help = "Examples:\n  eschedule unset web db --label role --meta tier\n  eschedule unset --select role=web --label tier"
+    )]
     Unset {
         #[command(flatten)]
         instances: Named,
@@ -213,8 +217,13 @@ pub(crate) enum Act {
 #[derive(Args)]
 pub(crate) struct Rebuilding {
     /// Its name, its uuid, or the beginning of that; behind it, without --image, what to make the disk from. With --image several
-    #[arg(value_name = "INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
+    #[arg(value_name = "INSTANCE", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
     words: Vec<String>,
+
+    /// Instead of INSTANCE: those of the project that have this label; given more than once, all of them. What to make their disks
+    /// from says --image; without it each has the one that was asked for last
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "words", value_parser = ec_model::input::label_selector)]
+    label: Vec<LabelSelector>,
 
     /// What to make the disk from: http://, https://, file://, the name of an image, or a copy of the disk of volume:NAME or
     /// instance:NAME [default: the one that was asked for last]
@@ -231,9 +240,10 @@ pub(crate) struct Rebuilding {
 
 impl Rebuilding {
     async fn what(self, session: &Session) -> Result<(Verb, Instances, Waiting), Failure> {
-        let Self { words, image, sha256, waiting } = self;
+        let Self { words, label, image, sha256, waiting } = self;
         let (instances, image, is_named) = match (&words[..], image) {
             (_, Some(image)) => (words, Some(image), false),
+            ([], None) => (words, None, false),
             ([instance], None) => (vec![instance.clone()], None, false),
             ([instance, image], None) => (vec![instance.clone()], Some(image.clone()), true),
             _ => return Err(Failure::usage("several are rebuilt from one image: say `--image IMAGE`")),
@@ -252,7 +262,7 @@ impl Rebuilding {
             (None, None) => None,
             (None, Some(_)) => return Err(Failure::usage("--sha256 goes with an image")),
         };
-        Ok((Verb::Rebuild(image), Instances { instances, ..Instances::default() }, waiting))
+        Ok((Verb::Rebuild(image), Instances { instances, label }, waiting))
     }
 }
 
