@@ -1,14 +1,21 @@
 //! `eschedule flavor`, `eschedule keypair` and `eschedule group`: what has a name, so that it need not be said each time.
 
-use std::path::PathBuf;
+use std::{collections::HashSet, path::PathBuf};
 
 use clap::{Subcommand, ValueEnum};
+use ec_cloud::CloudError;
 use ec_model::{Policy, ResourceQuery, input::catalog_name};
 use ec_runtime::exit::Failure;
 use schemars::JsonSchema;
 use serde::Deserialize;
 
-use crate::{cli::Output, config::Session, output, spec::keys_in};
+use crate::{
+    cli::Output,
+    config::Session,
+    output::{self, Deleted},
+    several::Told,
+    spec::keys_in,
+};
 
 pub(crate) const FLAVORS: &str = "\
 A flavor is a name for a placement query, the same for all projects. What an instance was made
@@ -57,11 +64,11 @@ pub(crate) enum FlavorCommand {
         #[arg(value_name = "FLAVOR")]
         name: String,
     },
-    /// Delete a flavor; instances that were made with it stay as they are
+    /// Delete flavors; instances that were made with them stay as they are
     Delete {
-        /// Its name
-        #[arg(value_name = "FLAVOR")]
-        name: String,
+        /// Their names
+        #[arg(value_name = "FLAVOR", required = true)]
+        names: Vec<String>,
     },
 }
 
@@ -84,11 +91,11 @@ pub(crate) enum KeypairCommand {
         #[arg(value_name = "KEYPAIR")]
         name: String,
     },
-    /// Delete a keypair; guests keep what they were given
+    /// Delete keypairs; guests keep what they were given
     Delete {
-        /// Its name
-        #[arg(value_name = "KEYPAIR")]
-        name: String,
+        /// Their names
+        #[arg(value_name = "KEYPAIR", required = true)]
+        names: Vec<String>,
     },
 }
 
@@ -112,11 +119,11 @@ pub(crate) enum GroupCommand {
         #[arg(value_name = "GROUP")]
         name: String,
     },
-    /// Delete a group that has no members
+    /// Delete groups that have no members
     Delete {
-        /// Its name
-        #[arg(value_name = "GROUP")]
-        name: String,
+        /// Their names
+        #[arg(value_name = "GROUP", required = true)]
+        names: Vec<String>,
     },
 }
 
@@ -145,6 +152,26 @@ impl From<Placing> for Policy {
     }
 }
 
+/// Deletes each. One that fails does not keep the others from being deleted.
+async fn delete_each(
+    session: &Session,
+    what: &str,
+    names: &[String],
+    output: Output,
+    delete: impl AsyncFn(&str) -> Result<(), CloudError>,
+) -> Result<(), Failure> {
+    let of_failed = |word: &str, _, why: &str| Deleted::failed(&session.cloud, word, why);
+    let mut told = Told::new(output, names.len() == 1, &of_failed);
+    let mut said = HashSet::new();
+    for name in names.iter().filter(|name| said.insert(name.to_ascii_lowercase())) {
+        match delete(name).await {
+            Ok(()) => told.tell(Deleted::one(&session.cloud, what, name, "DELETED")),
+            Err(error) => told.fail(name, &error.into()),
+        }
+    }
+    told.end()
+}
+
 /// Does it.
 pub(crate) async fn group(session: &Session, command: GroupCommand, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
@@ -154,9 +181,9 @@ pub(crate) async fn group(session: &Session, command: GroupCommand, output: Outp
         }
         GroupCommand::List => output::groups(output, &ec_cloud::groups(cloud).await?),
         GroupCommand::Show { name } => output::group(output, &ec_cloud::group(cloud, &name).await?),
-        GroupCommand::Delete { name } => {
-            ec_cloud::delete_group(cloud, &name).await?;
-            output::deleted(output, "GROUP", &name)
+        GroupCommand::Delete { names } => {
+            let delete = async |name: &str| ec_cloud::delete_group(cloud, name).await;
+            delete_each(session, "GROUP", &names, output, delete).await
         }
     }
 }
@@ -172,9 +199,9 @@ pub(crate) async fn flavor(session: &Session, command: FlavorCommand, output: Ou
         }
         FlavorCommand::List => output::flavors(output, &ec_cloud::flavors(cloud).await?),
         FlavorCommand::Show { name } => output::flavor(output, &ec_cloud::flavor(cloud, &name).await?),
-        FlavorCommand::Delete { name } => {
-            ec_cloud::delete_flavor(cloud, &name).await?;
-            output::deleted(output, "FLAVOR", &name)
+        FlavorCommand::Delete { names } => {
+            let delete = async |name: &str| ec_cloud::delete_flavor(cloud, name).await;
+            delete_each(session, "FLAVOR", &names, output, delete).await
         }
     }
 }
@@ -197,9 +224,9 @@ pub(crate) async fn keypair(
             let keypair = ec_cloud::keypair(cloud, &name).await?;
             output::keypair(output, &keypair.ok_or_else(|| ec_cloud::no_keypair(&name))?)
         }
-        KeypairCommand::Delete { name } => {
-            ec_cloud::delete_keypair(cloud, &name).await?;
-            output::deleted(output, "KEYPAIR", &name)
+        KeypairCommand::Delete { names } => {
+            let delete = async |name: &str| ec_cloud::delete_keypair(cloud, name).await;
+            delete_each(session, "KEYPAIR", &names, output, delete).await
         }
     }
 }

@@ -127,6 +127,7 @@ pub(crate) fn volume() -> VolumeView {
         reason: None,
         doing: Some("d".to_owned()),
         locked: Some(String::new()),
+        request_id: Some(REQUEST.parse().unwrap()),
     }
 }
 
@@ -310,6 +311,7 @@ fn results() -> Vec<(&'static str, Value)> {
         (
             "delete",
             json(serde_json::to_value(Deleted {
+                request_id: Some(REQUEST.parse().unwrap()),
                 asked: Some(name()),
                 error: Some(name()),
                 ..Deleted::default()

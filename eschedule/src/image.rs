@@ -233,7 +233,7 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
 
 /// One that fails does not keep the others from being deleted.
 async fn delete(session: &Session, images: &[String], output: Output) -> Result<(), Failure> {
-    let of_failed = |word: &str, _, why: &str| Deleted::failed(word, why);
+    let of_failed = |word: &str, _, why: &str| Deleted::failed(&session.cloud, word, why);
     let mut told = Told::new(output, images.len() == 1, &of_failed);
     for (place, text) in images.iter().enumerate() {
         // Once it is gone its name would mean another's, or nobody.
@@ -242,7 +242,7 @@ async fn delete(session: &Session, images: &[String], output: Output) -> Result<
         }
         let remove = async |image: &Image| remove(session, image).await;
         match ec_cloud::delete_image(&session.cloud, text, remove).await {
-            Ok(deleted) => told.tell(Deleted::one("IMAGE", &deleted.name, "DELETED")),
+            Ok(deleted) => told.tell(Deleted::one(&session.cloud, "IMAGE", &deleted.name, "DELETED")),
             Err(error) => told.fail(text, &error.into()),
         }
     }

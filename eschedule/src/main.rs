@@ -90,6 +90,12 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         }
         _ => {}
     }
+    // What they write is of no command that anybody follows.
+    if cli.request_id.is_some() && matches!(cli.command, Some(Command::Cluster(_) | Command::Node(_))) {
+        return Err(Failure::usage(
+            "--request-id goes with none of `cluster` and `node`: what they do has no id",
+        ));
+    }
     let named = cli.named();
     // They have a configuration of their own.
     let command = match cli.command {

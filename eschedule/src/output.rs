@@ -12,7 +12,7 @@ use std::{
 };
 
 use ec_cloud::{Cloud, CloudError, GroupView, Healed, NodeView, Outcome, StorageView, View, bearing};
-use ec_model::{Flavor, InstanceId, Keypair, NodeId, Rebuild, Restart, Workload};
+use ec_model::{Flavor, InstanceId, Keypair, NodeId, Rebuild, RequestId, Restart, Workload};
 use ec_runtime::exit::{Failure, NOBODY_READS, print};
 use jiff::Timestamp;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -352,7 +352,7 @@ pub(crate) fn members(output: Output, nodes: &[Added]) -> Result<(), Failure> {
 
 /// That something with a name is there no more.
 pub(crate) fn deleted(output: Output, what: &str, name: &str) -> Result<(), Failure> {
-    let One { fields, line, name } = Deleted::one(what, name, "DELETED");
+    let One { fields, line, name } = Deleted::by(None, what, name, "DELETED");
     output.print(&fields, || vec![name], || line)
 }
 
@@ -363,6 +363,9 @@ pub(crate) struct Deleted {
     pub(crate) deleted: Option<String>,
     /// It may be on its way still.
     pub(crate) state: Option<String>,
+    /// The id of the command, where it has one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) request_id: Option<RequestId>,
     /// The word by which it was asked for, where it failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) asked: Option<String>,
@@ -372,16 +375,22 @@ pub(crate) struct Deleted {
 }
 
 impl Deleted {
-    pub(crate) fn one(what: &str, name: &str, state: &str) -> One<Self> {
+    pub(crate) fn one(cloud: &Cloud, what: &str, name: &str, state: &str) -> One<Self> {
+        Self::by(cloud.request_id, what, name, state)
+    }
+
+    fn by(request_id: Option<RequestId>, what: &str, name: &str, state: &str) -> One<Self> {
+        let (deleted, state_told) = (Some(name.to_owned()), Some(state.to_owned()));
         One {
-            fields: Self { deleted: Some(name.to_owned()), state: Some(state.to_owned()), ..Self::default() },
+            fields: Self { deleted, state: state_told, request_id, ..Self::default() },
             line: format!("{state} {what} {}", plain(name)),
             name: name.to_owned(),
         }
     }
 
-    pub(crate) fn failed(asked: &str, why: &str) -> Self {
-        Self { asked: Some(asked.to_owned()), error: Some(why.to_owned()), ..Self::default() }
+    pub(crate) fn failed(cloud: &Cloud, asked: &str, why: &str) -> Self {
+        let (asked, error) = (Some(asked.to_owned()), Some(why.to_owned()));
+        Self { request_id: cloud.request_id, asked, error, ..Self::default() }
     }
 }
 

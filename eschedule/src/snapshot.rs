@@ -7,7 +7,7 @@ use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
     CloudError, NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot, snapshot_of,
 };
-use ec_model::{CopyOf, ImageRef, Workload};
+use ec_model::{CopyOf, ImageRef, Workload, input::LabelSelector};
 use ec_plan::verbs::Verb;
 use ec_runtime::exit::{Failure, tell};
 
@@ -19,7 +19,7 @@ use crate::{
     output::{self, Names},
     shown::Shown,
     spec::once_each,
-    volume::{called, delete, make, named, remake, tell_acted},
+    volume::{called, delete, make, named, remake, tell_acted, uuids},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -76,8 +76,11 @@ pub(crate) enum SnapshotCommand {
     /// Delete snapshots
     Delete {
         /// Names, uuids, or beginnings of uuids of eight characters or more
-        #[arg(value_name = "SNAPSHOT", required = true, value_parser = NonEmptyStringValueParser::new())]
+        #[arg(value_name = "SNAPSHOT", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
         snapshots: Vec<String>,
+        /// Instead of SNAPSHOT: those of the project that have this label; given more than once, all of them
+        #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "snapshots", value_parser = ec_model::input::label_selector)]
+        label: Vec<LabelSelector>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -91,7 +94,7 @@ pub(crate) struct Restore {
     snapshot: String,
 
     /// The guest gets so many seconds to end by itself
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u32).range(..=3600))]
+    #[arg(long, value_name = "SECONDS", default_value_t = ec_model::GRACE_SECONDS, allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(..=86_400))]
     grace: u32,
 
     /// Stop waiting for one of the steps after so many seconds (exit code 1; what is under way goes on)
@@ -136,12 +139,16 @@ pub(crate) async fn snapshot(
             output::volume(output, &view, &Names::of(cloud, Workload::Volume, output).await?)
         }
         SnapshotCommand::Restore(restoring) => restore(session, &restoring, output).await,
-        SnapshotCommand::Delete { snapshots, waiting } => {
+        SnapshotCommand::Delete { snapshots, label, waiting } => {
             // None goes where one of them is something else.
             for snapshot in &snapshots {
                 known(session, snapshot).await?;
             }
-            delete(session, "SNAPSHOT", &snapshots, waiting, output).await
+            let words = match label.is_empty() {
+                true => snapshots.clone(),
+                false => uuids(ec_cloud::select_volumes(cloud, &label, true).await?),
+            };
+            delete(session, "SNAPSHOT", &words, snapshots.len() == 1, waiting, output).await
         }
     }
 }

@@ -7,7 +7,7 @@ use ec_cloud::{
     Acted, Ask, Change, Cloud, Doomed, NewVolume, Scheduled, Verb, VolumeView, act, find_placed, move_volume,
     node_named, node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
 };
-use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME, Workload};
+use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME, Workload, input::LabelSelector};
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -140,6 +140,9 @@ pub(crate) enum VolumeCommand {
         /// How large, in GiB [default: as what it is a copy of]
         #[arg(long, value_name = "GB", allow_negative_numbers = true)]
         size: Option<u64>,
+        /// A label; may be given more than once
+        #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::label)]
+        label: Vec<(String, String)>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -150,6 +153,9 @@ pub(crate) enum VolumeCommand {
         volume: String,
         /// What the snapshot shall be called
         name: String,
+        /// A label; may be given more than once
+        #[arg(long, value_name = "KEY=VALUE", value_parser = ec_model::input::label)]
+        label: Vec<(String, String)>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -172,8 +178,11 @@ pub(crate) enum VolumeCommand {
     /// Delete volumes that no instance has, with all that was written on them
     Delete {
         /// Names, uuids, or beginnings of uuids of eight characters or more
-        #[arg(value_name = "VOLUME", required = true, value_parser = NonEmptyStringValueParser::new())]
+        #[arg(value_name = "VOLUME", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
         volumes: Vec<String>,
+        /// Instead of VOLUME: those of the project that have this label, but for snapshots; given more than once, all of them
+        #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "volumes", value_parser = ec_model::input::label_selector)]
+        label: Vec<LabelSelector>,
         #[command(flatten)]
         waiting: Waiting,
     },
@@ -301,16 +310,28 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             done(session, &patience, volume, &acted, "extending").await?;
             show_asked(session, volume, output).await
         }
-        VolumeCommand::Clone { volume, name, size, waiting } => {
+        VolumeCommand::Clone { volume, name, size, label, waiting } => {
+            let labels = once_each("--label", &label)?;
             let image = image_ref(session, &format!("{OF_VOLUME}{volume}"), None).await?;
-            let new =
-                NewVolume { name: Some(name), size_gb: size, image: Some(image), ..NewVolume::default() };
+            let new = NewVolume {
+                name: Some(name),
+                size_gb: size,
+                image: Some(image),
+                labels,
+                ..NewVolume::default()
+            };
             make(session, &new, waiting, output).await
         }
-        VolumeCommand::Snapshot { volume, name, waiting } => {
+        VolumeCommand::Snapshot { volume, name, label, waiting } => {
+            let labels = once_each("--label", &label)?;
             let image = image_ref(session, &format!("{OF_VOLUME}{volume}"), None).await?;
-            let new =
-                NewVolume { name: Some(name), image: Some(image), snapshot: true, ..NewVolume::default() };
+            let new = NewVolume {
+                name: Some(name),
+                image: Some(image),
+                labels,
+                snapshot: true,
+                ..NewVolume::default()
+            };
             make(session, &new, waiting, output).await
         }
         VolumeCommand::Restore { volume, of, sha256, waiting } => {
@@ -320,8 +341,12 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             remake(session, volume, &image, &patience).await?;
             show_asked(session, volume, output).await
         }
-        VolumeCommand::Delete { volumes, waiting } => {
-            delete(session, "VOLUME", &volumes, waiting, output).await
+        VolumeCommand::Delete { volumes, label, waiting } => {
+            let words = match label.is_empty() {
+                true => volumes.clone(),
+                false => uuids(ec_cloud::select_volumes(cloud, &label, false).await?),
+            };
+            delete(session, "VOLUME", &words, volumes.len() == 1, waiting, output).await
         }
     }
 }
@@ -454,11 +479,17 @@ pub(crate) async fn make(
     Ok(())
 }
 
+/// Whole uuids, as somebody may have typed them.
+pub(crate) fn uuids(volumes: Vec<InstanceId>) -> Vec<String> {
+    volumes.iter().map(ToString::to_string).collect()
+}
+
 /// Deletes each, as [`each`] says.
 pub(crate) async fn delete(
     session: &Session,
     what: &str,
     volumes: &[String],
+    is_one: bool,
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
@@ -468,11 +499,11 @@ pub(crate) async fn delete(
     let ask = async |volume, word: &str| {
         let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
         let Doomed::By { node, alive } = doomed else {
-            return Ok(Asked::Done(Deleted::one(what, word, "DELETED")));
+            return Ok(Asked::Done(Deleted::one(cloud, what, word, "DELETED")));
         };
         tell_later(node, alive, &format!("{volume} is deleted"));
         Ok(match patience.left() {
-            None => Asked::Done(Deleted::one(what, word, "DELETING")),
+            None => Asked::Done(Deleted::one(cloud, what, word, "DELETING")),
             Some(_) => Asked::Awaited((node, word.to_owned()), "deleting".to_owned()),
         })
     };
@@ -480,10 +511,10 @@ pub(crate) async fn delete(
         let left = patience.left().unwrap_or_default();
         let gone = until_gone(cloud, node, volume, left, |step| shown.step(step));
         patience.wait(session, volume, gone).await?;
-        Ok(Deleted::one(what, &word, "DELETED"))
+        Ok(Deleted::one(cloud, what, &word, "DELETED"))
     };
-    let of_failed = |word: &str, _, why: &str| Deleted::failed(word, why);
-    let told = Told::new(output, volumes.len() == 1, &of_failed);
+    let of_failed = |word: &str, _, why: &str| Deleted::failed(cloud, word, why);
+    let told = Told::new(output, is_one, &of_failed);
     each(told, volumes, &patience, meant, ask, wait).await
 }
 

@@ -62,7 +62,12 @@ async fn flavors_are_made_shown_and_deleted_and_a_taken_name_is_refused() -> Res
     assert_eq!(output.stdout, b"big\nSmall\n");
     ensure!(error(&output).contains("version 9"), "{output:?}");
     refused(&control, &["flavor", "show", "later"], 1, "cannot be read")?;
-    assert_eq!(control.done(&["flavor", "delete", "small"])?, "DELETED FLAVOR small\n");
+    let some = control.eschedule(&["flavor", "delete", "none", "small", "big", "SMALL"])?;
+    assert_eq!(
+        (some.status.code(), &some.stdout[..]),
+        (Some(1), &b"DELETED FLAVOR small\nDELETED FLAVOR big\n"[..])
+    );
+    ensure!(error(&some).contains("there is no flavor `none`"), "{some:?}");
     assert!(control.get(&control.keys.flavor("small")).await?.is_none());
     Ok(())
 }
@@ -87,7 +92,11 @@ async fn keypairs_are_a_projects_own() -> Result<()> {
     control.configure("project: other")?;
     assert_eq!(control.done(&["keypair", "list", "-o", "name"])?, "");
     control.done(&["keypair", "add", "me", &path])?;
-    assert_eq!(control.done(&["keypair", "delete", "me"])?, "DELETED KEYPAIR me\n");
+    control.done(&["keypair", "add", "you", &path])?;
+    let gone: Value =
+        serde_json::from_str(&control.done(&["keypair", "delete", "me", "you", "-o", "json"])?)?;
+    assert_eq!((&gone[0]["deleted"], &gone[1]["deleted"]), (&"me".into(), &"you".into()), "{gone}");
+    ensure!(gone[0]["request_id"].is_string() && gone[0]["request_id"] == gone[1]["request_id"], "{gone}");
     control.configure("")?;
     assert_eq!(control.done(&["keypair", "list", "-o", "name"])?, "me\n");
     Ok(())

@@ -160,7 +160,8 @@ async fn groups_are_made_shown_and_told_of_and_deleted_when_they_are_empty() -> 
     for view in json(&control, &["list"])?.as_array().into_iter().flatten() {
         control.done(&["destroy", view["instance"].as_str().unwrap_or_default()])?;
     }
-    assert_eq!(control.done(&["group", "delete", "web"])?, "DELETED GROUP web\n");
+    control.done(&["group", "create", "db", "--policy", "affinity"])?;
+    assert_eq!(control.done(&["group", "delete", "web", "db"])?, "DELETED GROUP web\nDELETED GROUP db\n");
     assert_eq!((control.count("groups/").await?, control.count("members/").await?), (0, 0));
     Ok(())
 }

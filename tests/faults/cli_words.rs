@@ -471,6 +471,11 @@ async fn what_may_be_meant_otherwise_is_refused() -> Result<()> {
         ),
         (&["run", "db", "--query", TINY, "--meta", "a=1", "--meta", "a=2"], 2, "--meta a is given twice"),
         (&["list", "--limit", "0"], 2, "0 is not in 1.."),
+        (
+            &["--request-id", "req-7d3c1f0a-2b4e-4c55-9a7e-0123456789ab", "node", "list"],
+            2,
+            "goes with none of",
+        ),
         (&["stop", "web", "--grace", "-1"], 2, "-1 is not in 0..=86400"),
         (&["resize", "web", "--confirm"], 1, "there is no resize of it"),
         (&["resize", "web", "--revert"], 1, "there is no resize of it"),

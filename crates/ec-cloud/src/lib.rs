@@ -95,7 +95,9 @@ pub use reach::{Door, look_at};
 pub use restore::{Restoring, restore_snapshot};
 pub use rights::Part;
 pub use schedule::{NoRoom, Scheduled, schedule};
-pub use select::{Filter, Page, SortBy, VolumeFilter, Whose, named_nodes, node_named, page, select};
+pub use select::{
+    Filter, Page, SortBy, VolumeFilter, Whose, named_nodes, node_named, page, select, select_volumes,
+};
 pub use sizes::{settle, tend_claims};
 pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};

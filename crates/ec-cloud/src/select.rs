@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{Alive, InstanceId, Node, NodeId, State, decode, input::LabelSelector};
+use ec_model::{Alive, Instance, InstanceId, Node, NodeId, State, Workload, decode, input::LabelSelector};
 
 use crate::{Cloud, CloudError, CloudResult, View, VolumeView, intent::wanted, lookup::is_beginning};
 
@@ -146,12 +146,36 @@ pub fn page(
 /// # Errors
 /// [`CloudError::NotFound`] where there are none.
 pub async fn select(cloud: &Cloud, selectors: &[LabelSelector]) -> CloudResult<Vec<InstanceId>> {
+    select_of(cloud, selectors, "instance", |record| record.kind.is_machine()).await
+}
+
+/// The same of its volumes, or of its snapshots, which are volumes that nothing changes.
+///
+/// # Errors
+/// [`CloudError::NotFound`] where there are none.
+pub async fn select_volumes(
+    cloud: &Cloud,
+    selectors: &[LabelSelector],
+    snapshots: bool,
+) -> CloudResult<Vec<InstanceId>> {
+    let what = if snapshots { "snapshot" } else { "volume" };
+    let is_one =
+        |record: &Instance| record.kind == Workload::Volume && record.spec.is_snapshot() == snapshots;
+    select_of(cloud, selectors, what, is_one).await
+}
+
+async fn select_of(
+    cloud: &Cloud,
+    selectors: &[LabelSelector],
+    what: &str,
+    is_one: impl Fn(&Instance) -> bool,
+) -> CloudResult<Vec<InstanceId>> {
     let mut selected = Vec::new();
     for pair in cloud.store.list(&cloud.keys.instances()).await?.pairs {
         let Ok(instance) = cloud.keys.parse_instance(&pair.key) else { continue };
         match wanted(instance, &pair.value) {
             Ok(record) => {
-                let is_ours = record.project == cloud.project && record.kind.is_machine();
+                let is_ours = record.project == cloud.project && is_one(&record);
                 if is_ours && selectors.iter().all(|one| one.takes(&record.labels)) {
                     selected.push(instance);
                 }
@@ -163,7 +187,7 @@ pub async fn select(cloud: &Cloud, selectors: &[LabelSelector]) -> CloudResult<V
     }
     if selected.is_empty() {
         return Err(CloudError::NotFound(format!(
-            "no instance of project `{}` has the label {}; nothing was done",
+            "no {what} of project `{}` has the label {}; nothing was done",
             cloud.project,
             in_words(selectors)
         )));

@@ -14,7 +14,7 @@ use std::{
 
 use ec_model::{
     ActionVerb, Attachment, CopyOf, Desired, Doc, Extent, ImageRef, Instance, InstanceId, NodeId, Power,
-    Request, ResourceQuery, State, Status, Workload, decode,
+    Request, RequestId, ResourceQuery, State, Status, Workload, decode,
     input::{LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::{
@@ -110,6 +110,9 @@ pub struct VolumeView {
     /// Why nothing is done to it; left out where it is not locked.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub locked: Option<String>,
+    /// The id of the command that wrote what is wanted of it last; left out where an older release did.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub request_id: Option<RequestId>,
 }
 
 impl VolumeView {
@@ -886,6 +889,7 @@ pub(crate) fn told(
         reason: view.reason,
         doing: view.doing,
         locked: record.and_then(|record| record.locked.clone()),
+        request_id: record.and_then(|record| record.request_id),
     }
 }
 
