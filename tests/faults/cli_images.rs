@@ -96,6 +96,15 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     let request = control.request(node, classic).await?.context("no request")?;
     assert_eq!(request.rescue.context("no rescue")?.image.name.as_deref(), Some("Web"));
 
+    let (node, roomy) = control.schedule(&[TINY, "web"])?;
+    control.status(node, roomy, ec_model::State::Active, Some("10.0.0.2")).await?;
+    // As instances, by the beginning of its uuid; what costs its bytes wants more of that.
+    let shown: Value = serde_json::from_str(&control.done(&["image", "show", &id[..8], "-o", "json"])?)?;
+    assert_eq!(shown["name"], "Web");
+    control.done(&["image", "show", &id[..4].to_uppercase()])?;
+    refused(&control, &["image", "delete", &id[..7]], 1, "give 8 characters of that or more")?;
+    refused(&control, &["image", "show", "0000-none"], 1, "there is no image `0000-none`")?;
+
     control.done(&["image", "set", "web", "--name", "site", "--min-disk", "2", "--protected", "--public"])?;
     refused(&control, &["image", "show", "web"], 1, "there is no image `web`")?;
     refused(&control, &["run", "x", "--query", TINY, "--image", "site"], 2, "needs DISK_GB:2")?;

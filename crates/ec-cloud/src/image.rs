@@ -35,6 +35,9 @@ use crate::{
 /// Another writer changed the image in between so often: something is wrong with the cluster.
 const TRIES: usize = 10;
 
+/// So many characters of a uuid are no chance, where a mistake costs an image's bytes.
+const CERTAIN: usize = 8;
+
 /// What users say of a new image.
 #[derive(Debug, Clone, Default)]
 pub struct NewImage {
@@ -286,6 +289,13 @@ pub async fn delete_image(
     remove: impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<Image> {
     let mut stored = found(cloud, text).await?;
+    let Image { id, name, .. } = &stored.doc.record;
+    // A name that none bears any more may well be the beginning of another's uuid.
+    if text.len() < CERTAIN && !name.eq_ignore_ascii_case(text) {
+        return Err(CloudError::NotFound(format!(
+            "no image is named `{text}`; {id} begins so, and its bytes may be lost: give {CERTAIN} characters of that or more"
+        )));
+    }
     for _ in 0..TRIES {
         owned(cloud, &stored.doc.record)?;
         let image = stored.doc.record.clone();

@@ -3,7 +3,7 @@
 use ec_model::{Doc, Image, ImageId, ImageStatus};
 use ec_store::{Compare, Revision, StoreError, Txn};
 
-use crate::{Cloud, CloudError, CloudResult, catalog::missing};
+use crate::{Cloud, CloudError, CloudResult, catalog::missing, lookup::is_beginning};
 
 /// A record as it was read.
 pub(super) struct Stored {
@@ -100,7 +100,30 @@ pub(super) async fn found(cloud: &Cloud, text: &str) -> CloudResult<Stored> {
             ids.join(", ")
         )));
     }
-    public.pop().ok_or_else(|| missing::<Image>(text))
+    match public.pop() {
+        Some(public) => Ok(public),
+        None => beginning_so(cloud, text).await,
+    }
+}
+
+/// The image whose uuid begins so, as no other's does that the project sees.
+async fn beginning_so(cloud: &Cloud, text: &str) -> CloudResult<Stored> {
+    let beginning = text.to_ascii_lowercase();
+    if !is_beginning(&beginning) {
+        return Err(missing::<Image>(text));
+    }
+    let keys = cloud.store.keys(&format!("{}{beginning}", cloud.keys.images())).await?;
+    let mut found = Vec::new();
+    for id in keys.iter().filter_map(|key| cloud.keys.parse_image(key).ok()) {
+        let stored = read(cloud, id).await?;
+        found.extend(stored.filter(|it| it.doc.record.is_seen_by(&cloud.project)));
+    }
+    match found.len() {
+        0 | 1 => found.pop().ok_or_else(|| missing::<Image>(text)),
+        _ => Err(CloudError::Invalid(format!(
+            "several images begin with `{text}`: give the whole uuid, `eschedule image list` shows them"
+        ))),
+    }
 }
 
 /// The images whose names are below a key.
