@@ -380,10 +380,10 @@ pub(crate) enum Command {
         #[command(flatten)]
         instances: Instances,
     },
-    /// Print what was done to an instance, by whom, when, and what came of it
+    /// Print what was done to an instance, or a volume, by whom, when, and what came of it
     ///
     /// The last 32 things that were asked for, and the last 32 that came of them or by themselves. Of a destroyed instance, by its
-    /// uuid, for a day.
+    /// uuid, for a day. A name is an instance's, or that of a volume where no instance bears it.
     #[command(after_help = crate::events::EXAMPLES)]
     Events {
         /// Its name, its uuid, or the beginning of that

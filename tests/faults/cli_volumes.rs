@@ -348,11 +348,71 @@ async fn several_are_deleted_at_the_same_time_and_told_in_one_document() -> Resu
     }
     let (code, all) = told(waits.wait_with_output()?)?;
     assert_eq!(code, Some(0), "{all}");
-    let state = |name: &str| serde_json::json!({"deleted": name, "state": "DELETED"});
-    assert_eq!(all, serde_json::json!([state("d"), state("e")]));
+    let state = |one: &Value| (one["deleted"].clone(), one["state"].clone());
+    let gone = |name: &str| (Value::from(name), Value::from("DELETED"));
+    assert_eq!((state(&all[0]), state(&all[1])), (gone("d"), gone("e")), "{all}");
+    ensure!(all[0]["request_id"].as_str().is_some_and(|id| id.starts_with("req-")), "{all}");
 
     control.done(&["image", "add", "one", "https://images.example/x.qcow2"])?;
     let (code, all) = told(control.eschedule(&["image", "delete", "none", "one", "-o", "json"])?)?;
-    assert_eq!((code, &all[0]["asked"], &all[1]), (Some(1), &"none".into(), &state("one")), "{all}");
+    assert_eq!((code, &all[0]["asked"], state(&all[1])), (Some(1), &"none".into(), gone("one")), "{all}");
+
+    // By label, each what it is.
+    for name in ["f", "g"] {
+        made(&control, node, &[name, "--size", "1", "--label", "role=old"]).await?;
+    }
+    let kept = id(&json(&control, &["snapshot", "f", "kept", "--label", "role=old"])?)?;
+    control.status(node, kept, State::Active, None).await?;
+    let (code, all) = told(control.eschedule(&["volume", "delete", "--label", "role=old", "-o", "json"])?)?;
+    assert_eq!((code, all.as_array().map(Vec::len)), (Some(0), Some(2)), "{all}");
+    let (code, all) = told(control.eschedule(&["snapshot", "delete", "--label", "role", "-o", "json"])?)?;
+    assert_eq!(
+        (code, &all[0]["deleted"], all.as_array().map(Vec::len)),
+        (Some(0), &kept.to_string().into(), Some(1))
+    );
+    refused(
+        &control,
+        &["delete", "--label", "role=old"],
+        1,
+        "no volume of project `default` has the label role=old",
+    )?;
+    refused(&control, &["delete", "f", "--label", "role=old"], 2, "cannot be used with")?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_done_to_volumes_is_told_of_them_and_of_instances_once_it_is_so() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("h1", true, SOME).await?;
+    let volume = made(&control, node, &["data", "--size", "1"]).await?;
+    let web = runs(&control, node, "web").await?;
+    let events = |of: &str| -> Result<Vec<Value>> {
+        Ok(serde_json::from_str(&control.done(&["events", of, "-o", "json"])?)?)
+    };
+    let attached = json(&control, &["attach", "data", "web"])?;
+    ensure!(attached["request_id"].as_str().is_some_and(|id| id.starts_with("req-")), "{attached}");
+    let last = |of: Vec<Value>| of.last().map(|it| (it["verb"].clone(), it["outcome"].clone()));
+    let is = |outcome: &str| Some((Value::from("attach_volume"), Value::from(outcome)));
+    assert_eq!(last(events("web")?), is("pending"));
+    let key = control.keys.status(node, web);
+    let told = async |failed: Option<&str>| -> Result<()> {
+        let pair = control.get(&key).await?.context("no status")?;
+        let mut status: Value = serde_json::from_slice(&pair.value)?;
+        status["observed_generation"] = control.record(web).await?.context("no record")?.generation.into();
+        status["volumes"] = serde_json::json!([{"volume": volume, "device": "vdb"}]);
+        status["volumes_failed"] = serde_json::json!(failed);
+        control.put(key.clone(), status.to_string()).await?;
+        Ok(())
+    };
+    told(Some("its disk is gone")).await?;
+    assert_eq!(last(events("web")?), is("failed"));
+    ensure!(control.done(&["events", "web"])?.contains("its disk is gone"));
+    told(None).await?;
+    assert_eq!(last(events("web")?), is("done"));
+    // Of a volume, too, by its name.
+    control.done(&["volume", "set", "data", "--label", "a=b"])?;
+    let of_volume = events("data")?;
+    assert_eq!(last(of_volume), Some(("set".into(), "done".into())));
+    assert_eq!(control.eschedule(&["events", "none"])?.status.code(), Some(1));
     Ok(())
 }

@@ -3,14 +3,16 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ec_model::{Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, Status, decode, encode};
+use ec_model::{
+    Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, Status, Workload, decode, encode,
+};
 use ec_plan::history::{Fate, Happening, told};
 use ec_store::{Compare, LeaseId, Txn};
 use jiff::Timestamp;
 
 use crate::{
     Cloud, CloudError, CloudResult,
-    lookup::{below, is_beginning, resolve},
+    lookup::{below, is_beginning, resolve, resolve_name},
 };
 
 /// How long the history of an instance can be read after somebody wished its end.
@@ -103,13 +105,24 @@ pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResu
     note(cloud, asked, txn, Some(lease)).await
 }
 
-/// What was done to the instance that is called so, and what came of it, in the order of time. Also of one that was
+/// The instance that is called so, or else the volume, of which there is a history, too.
+async fn machine_or_volume(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
+    match resolve(cloud, text).await {
+        Err(nobody @ CloudError::NotFound(_)) => match resolve_name(cloud, Workload::Volume, text).await {
+            Err(CloudError::NotFound(_)) => Err(nobody),
+            resolved => resolved,
+        },
+        resolved => resolved,
+    }
+}
+
+/// What was done to the instance, or else the volume, that is called so, and what came of it, in the order of time. Also of one that was
 /// destroyed, for a day, by its uuid.
 ///
 /// # Errors
 /// Nothing is known of it: [`CloudError::NotFound`].
 pub async fn history(cloud: &Cloud, text: &str) -> CloudResult<Vec<Happening>> {
-    let instance = match resolve(cloud, text).await {
+    let instance = match machine_or_volume(cloud, text).await {
         Err(CloudError::NotFound(why)) if is_beginning(&text.to_ascii_lowercase()) => {
             let actions = cloud.keys.all_actions();
             let beginning = text.to_ascii_lowercase();
