@@ -113,6 +113,11 @@ async fn an_image_is_added_of_a_url_used_by_its_name_changed_and_deleted() -> Re
     let (node, plain) = control.schedule(&[TINY])?;
     control.status(node, plain, ec_model::State::Active, None).await?;
     refused(&control, &["rebuild", &plain.to_string(), "site"], 2, "image `site` needs DISK_GB:2")?;
+    let rescue = ["rescue", &plain.to_string(), "--image", "site"];
+    refused(&control, &rescue, 2, "image `site` needs DISK_GB:2")?;
+    control.done(&["image", "set", "site", "--min-ram", "1000"])?;
+    let larger = "resources=VCPU:1,MEMORY_MB:999,DISK_GB:2";
+    refused(&control, &["resize", &roomy.to_string(), larger], 2, "needs MEMORY_MB:1000")?;
     refused(&control, &["image", "delete", "site"], 1, "is protected")?;
     control.configure("project: other")?;
     ensure!(control.done(&["image", "list"])?.contains("public"), "others see it");

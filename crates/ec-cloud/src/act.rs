@@ -181,6 +181,18 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
                 }
             }
         }
+        // Its own image it was made of already, whatever that has been said to need since.
+        if let Wish::Rescue(Some(image)) = &wish {
+            image::fits(cloud, image, &record.record.spec.resources).await?;
+        }
+        if let Wish::Resize(extent) = &wish
+            && record.record.kind.is_machine()
+        {
+            // Its disk never shrinks.
+            let memory = extent.resources.iter().filter(|(class, _)| *class == "MEMORY_MB");
+            let memory = memory.map(|(class, amount)| (class.clone(), *amount)).collect();
+            image::fits(cloud, its_own, &memory).await?;
+        }
         if let Wish::Resize(extent) = &wish
             && !planted("size-not-claimed")
         {
