@@ -49,6 +49,11 @@ pub(crate) const YEAR: u64 = 365 * 24 * 3600;
 pub(crate) const CONFIG: &str = "--config";
 pub(crate) const CONFIG_VARIABLE: &str = "ESCHEDULE_CONFIG";
 
+/// What stands before a command goes with none, so that clap's own line of both would be refused.
+const USAGE: &str = "\
+eschedule [OPTIONS] <QUERY|INSTANCE> [IMAGE_URL]
+       eschedule <COMMAND>";
+
 const EXAMPLES: &str = "\
 Examples:
   eschedule 'resources=VCPU:1,DISK_GB:1,MEMORY_MB:256'
@@ -81,7 +86,7 @@ Exit codes:
 /// Asks placement for allocation candidates, claims one, and writes a request for its node into etcd; the
 /// node's agent does the rest. Results go to standard output, everything else to standard error.
 #[derive(Parser)]
-#[command(name = "eschedule", version, after_help = EXAMPLES, subcommand_negates_reqs = true, arg_required_else_help = true)]
+#[command(name = "eschedule", version, after_help = EXAMPLES, override_usage = USAGE, subcommand_negates_reqs = true, arg_required_else_help = true)]
 pub(crate) struct Cli {
     /// A resources query to schedule, or an instance (uuid or name) whose IP to print
     #[arg(value_name = "QUERY|INSTANCE", required = true, value_parser = NonEmptyStringValueParser::new())]
@@ -219,15 +224,15 @@ pub(crate) struct Named {
     /// Names, uuids, or the beginnings of uuids that no other has
     #[arg(value_name = "INSTANCE", required_unless_present = "select", value_parser = NonEmptyStringValueParser::new())]
     instances: Vec<String>,
+
+    /// Instead of INSTANCE: those of the project that have this label; given more than once, all of them
+    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "instances", value_parser = ec_model::input::label_selector)]
+    select: Vec<LabelSelector>,
 }
 
 impl From<Named> for Instances {
     fn from(named: Named) -> Self {
         Self { instances: named.instances, label: named.select }
-
-    /// Instead of INSTANCE: those of the project that have this label; given more than once, all of them
-    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with = "instances", value_parser = ec_model::input::label_selector)]
-    select: Vec<LabelSelector>,
     }
 }
 

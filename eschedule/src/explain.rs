@@ -58,7 +58,7 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
         Ok(instance) => ec_cloud::find(&session.cloud, instance).await?,
         Err(CloudError::NotFound(_)) => {
             let states = list::state(called).err().unwrap_or_default();
-            return Err(Failure::usage(format!(
+            return Err(Failure::failed(format!(
                 "`{called}` is neither an instance nor a state nor a resources query: {states}, or for example `resources=VCPU:1,MEMORY_MB:256`"
             )));
         }

@@ -122,7 +122,7 @@ async fn states_and_queries_are_explained() -> Result<()> {
     let wrong = control.eschedule(&["explain", "broken"])?;
     let text = String::from_utf8(wrong.stderr)?;
     ensure!(
-        wrong.status.code() == Some(2) && text.lines().count() == 1 && text.contains("UNCLAIMED"),
+        wrong.status.code() == Some(1) && text.lines().count() == 1 && text.contains("UNCLAIMED"),
         "{text}"
     );
 

@@ -494,6 +494,8 @@ async fn what_may_be_meant_otherwise_is_refused() -> Result<()> {
         ensure!(error(&output).contains(wanted), "{arguments:?}: {}", error(&output));
     }
     assert_eq!(control.get(&control.keys.instance(instance)).await?, before, "it was touched");
+    let help = control.done(&["--help"])?;
+    ensure!(help.contains("[IMAGE_URL]\n       eschedule <COMMAND>\n"), "no line that is refused: {help}");
     let long = format!("a={}", "x".repeat(100_000));
     let output = control.eschedule(&["set", "web", "--label", &long])?;
     ensure!(output.status.code() == Some(2) && output.stderr.len() < 1000, "{}", error(&output));
