@@ -7,8 +7,8 @@ use clap_complete::{
     ArgValueCompleter, CompleteEnv, CompletionCandidate, Shell,
     env::{EnvCompleter, Shells},
 };
-use ec_cloud::CloudError;
-use ec_model::{State, Workload};
+use ec_cloud::{CloudError, VolumeView};
+use ec_model::{OF_INSTANCE, OF_VOLUME, State, Workload};
 use ec_runtime::exit::{Failure, print};
 
 use crate::{
@@ -81,8 +81,9 @@ fn command() -> Command {
 }
 
 fn knowing(command: Command) -> Command {
+    let is_rebuild = command.get_name() == "rebuild";
     command
-        .mut_args(|arg| match value(&arg).and_then(completer) {
+        .mut_args(|arg| match value(&arg).and_then(|value| completer(&of_several(is_rebuild, &arg, value))) {
             Some(completer) => arg.add(completer),
             None => arg,
         })
@@ -94,10 +95,29 @@ fn value(arg: &Arg) -> Option<String> {
     arg.get_value_names()?.first().map(ToString::to_string)
 }
 
-fn completer(value: String) -> Option<ArgValueCompleter> {
-    Some(match value.as_str() {
+/// Behind its instance `rebuild` takes an image, and nobody is told which of the words is typed.
+fn of_several(is_rebuild: bool, arg: &Arg, value: String) -> String {
+    if is_rebuild && arg.get_id() == "words" { "INSTANCE|IMAGE".to_owned() } else { value }
+}
+
+fn completer(value: &str) -> Option<ArgValueCompleter> {
+    Some(match value {
         "INSTANCE" | "QUERY|INSTANCE" => asking(instances),
-        "VOLUME" | "SNAPSHOT" => asking(async |session, beginning| {
+        "INSTANCE|IMAGE" => asking(async |session, typed: String| {
+            let images = images(&session, &typed).await?;
+            Ok(images.into_iter().chain(instances(session, typed).await?).collect())
+        }),
+        "SNAPSHOT" => asking(async |session, beginning| {
+            let volumes = ec_cloud::volumes(&session.cloud).await?;
+            let is_meant = |volume: &VolumeView| volume.snapshot;
+            Ok(volumes.into_iter().filter(is_meant).flat_map(|it| called(&session, it, &beginning)).collect())
+        }),
+        "STORAGE" => asking(async |session, _| {
+            let storages = ec_cloud::storages(&session.cloud).await?;
+            Ok(storages.into_iter().map(|storage| storage.storage).collect())
+        }),
+        "URL|FILE|DISK" => asking(async |session, typed: String| disks(&session, &typed).await),
+        "VOLUME" => asking(async |session, beginning| {
             ec_cloud::called_beginning(&session.cloud, Workload::Volume, &beginning).await
         }),
         "NODE" => asking(async |session, _| {
@@ -116,17 +136,42 @@ fn completer(value: String) -> Option<ArgValueCompleter> {
             let groups = ec_cloud::groups(&session.cloud).await?;
             Ok(groups.into_iter().map(|group| group.group.name).collect())
         }),
-        "IMAGE" | "IMAGE_URL" | "IMAGE|URL" => asking(async |session, _| {
-            let images = ec_cloud::images(&session.cloud).await.unwrap_or_default();
-            let names = images.into_iter().map(|image| image.name);
-            Ok(session.settings.images.keys().cloned().chain(names).collect())
-        }),
+        "IMAGE" | "IMAGE_URL" | "IMAGE|URL" | "DISK|IMAGE" => {
+            asking(async |session, typed: String| images(&session, &typed).await)
+        }
         "STATE" => ArgValueCompleter::new(states),
         "STATE|QUERY|INSTANCE" => ArgValueCompleter::new(|typed: &OsStr| {
             states(typed).into_iter().chain(asked(typed, instances)).collect::<Vec<_>>()
         }),
         _ => return None,
     })
+}
+
+/// Images, those of schedule.yaml too, and disks that can be copied.
+async fn images(session: &Session, typed: &str) -> Result<Vec<String>, CloudError> {
+    let images = ec_cloud::images(&session.cloud).await.unwrap_or_default();
+    let names = images.into_iter().map(|image| image.name);
+    let disks = disks(session, typed).await?;
+    Ok(session.settings.images.keys().cloned().chain(names).chain(disks).collect())
+}
+
+/// What can be copied, once somebody typed of what kind it is.
+async fn disks(session: &Session, typed: &str) -> Result<Vec<String>, CloudError> {
+    for (prefix, kind) in [(OF_VOLUME, Workload::Volume), (OF_INSTANCE, Workload::Machine)] {
+        if let Some(beginning) = typed.strip_prefix(prefix) {
+            let called = ec_cloud::called_beginning(&session.cloud, kind, beginning).await?;
+            return Ok(called.into_iter().map(|called| format!("{prefix}{called}")).collect());
+        }
+    }
+    Ok(Vec::new())
+}
+
+/// What a volume can be called by: its name where it is of the project, and its uuid where somebody began with that.
+fn called(session: &Session, view: VolumeView, typed: &str) -> Vec<String> {
+    let is_ours = view.project.as_ref() == Some(&session.cloud.project);
+    let uuid = view.volume.to_string();
+    let is_typed = typed.len() >= 4 && uuid.starts_with(&typed.to_ascii_lowercase());
+    view.name.filter(|_| is_ours).into_iter().chain(is_typed.then_some(uuid)).collect()
 }
 
 /// Instances that begin so; of `USER@INSTANCE`, which ssh takes, behind the user.

@@ -278,7 +278,7 @@ fn offered(control: &Control, line: &[&str]) -> Result<Vec<String>> {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_shell_completes_what_the_cluster_has_by_name() -> Result<()> {
     let mut control = Control::start().await?;
-    control.node("host-a", true, PLENTY).await?;
+    let node = control.node("host-a", true, PLENTY).await?;
     control.schedule(&["--name", "web-1", TINY])?;
     control.schedule(&["--name", "web-2", TINY])?;
     let (_, db) = control.schedule(&["--name", "db", TINY])?;
@@ -291,6 +291,18 @@ async fn a_shell_completes_what_the_cluster_has_by_name() -> Result<()> {
     assert_eq!(offered(&control, &["run", "x", "--flavor", "s"])?, ["small"]);
     assert_eq!(offered(&control, &["run", "x", "--image", ""])?, ["debian"]);
     assert_eq!(offered(&control, &["list", "--node", "ho"])?, ["host-a"]);
+    // Volumes and snapshots, each where it is meant; disks where they can be copied; an image behind an instance.
+    let data: Value =
+        serde_json::from_str(&control.done(&["volume", "create", "data", "--size", "1", "-o", "json"])?)?;
+    let data = data["volume"].as_str().context("no volume")?.parse()?;
+    control.status(node, data, ec_model::State::Active, None).await?;
+    control.done(&["volume", "snapshot", "data", "date"])?;
+    assert_eq!(offered(&control, &["volume", "show", "da"])?, ["data", "date"]);
+    assert_eq!(offered(&control, &["snapshot", "show", "da"])?, ["date"]);
+    assert_eq!(offered(&control, &["run", "x", "--image", "volume:dat"])?, ["volume:data", "volume:date"]);
+    assert_eq!(offered(&control, &["volume", "restore", "data", "volume:date"])?, ["volume:date"]);
+    assert_eq!(offered(&control, &["image", "add", "x", "instance:d"])?, ["instance:db"]);
+    assert_eq!(offered(&control, &["rebuild", "web-1", "d"])?, ["debian", "db"]);
     // A name that is more than a word is not offered, and of a record that cannot be read nothing is told.
     control.node("host-$(id)", true, PLENTY).await?;
     control.put(control.keys.flavor("smaller"), "{}").await?;
