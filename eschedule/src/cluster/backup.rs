@@ -115,6 +115,9 @@ async fn written(directory: &Path, config: Option<&Path>, file: &Path) -> Result
 async fn placement(store: &EtcdStore, keys: &Keyspace) -> Result<Option<Snapshot>, Failure> {
     let prefix = keys.placement();
     if store.keys(&format!("{}/", prefix.trim_end_matches('/'))).await?.is_empty() {
+        tell(&format!(
+            "eschedule: nothing lies below {prefix}, so that the backup has no document of placement: OpenStack's is backed up by itself, and an eplacement with another `prefix` by `eplacement export`"
+        ));
         return Ok(None);
     }
     let loaded = transfer::load(store, &ec_placement_store::Keys::new(&prefix)).await;
