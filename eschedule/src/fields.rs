@@ -47,11 +47,11 @@ fn told() -> BTreeMap<String, BTreeSet<String>> {
 
 fn record() -> Instance {
     let text = json!({
-        "version": 2, "instance": UUID, "kind": "volume", "volumes": [{"volume": UUID, "device": "vdb"}], "attached": UUID, "project": "p", "user": "u", "name": "web", "labels": {"a": "b"}, "group": "g",
+        "version": 2, "instance": UUID, "volumes": [{"volume": UUID, "device": "vdb"}], "project": "p", "user": "u", "name": "web", "labels": {"a": "b"}, "group": "g",
         "spec": {
             "query": "q", "resources": {"VCPU": 1}, "image": {"url": "u", "sha256": "s"}, "keys": ["k"],
             "metadata": {"a": "b"},
-            "user_data_bytes": 1, "token_required": true, "snapshot": true,
+            "user_data_bytes": 1, "token_required": true,
         },
         "power": {"power": "running", "generation": 1, "grace_seconds": 1, "anew": true},
         "before": {"query": "q", "resources": {"VCPU": 1}},
@@ -95,7 +95,7 @@ fn request() -> Request {
 
 fn status() -> Status {
     let text = json!({
-        "version": 1, "instance": UUID, "kind": "volume", "volumes": [{"volume": UUID, "device": "vdb"}], "volumes_changing": true, "volumes_failed": "f", "node": UUID, "epoch": 1, "observed_generation": 1, "power_generation": 1,
+        "version": 1, "instance": UUID, "volumes": [{"volume": UUID, "device": "vdb"}], "volumes_changing": true, "volumes_failed": "f", "node": UUID, "epoch": 1, "observed_generation": 1, "power_generation": 1,
         "rebuilt": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"}, "rescued": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f"},
         "resized": {"wished_at": "1970-01-01T00:00:00Z", "failed": "f", "resources": {"VCPU": 1}}, "access": {"kind": "log", "generation": 1, "ticket": "t", "expires_at": "1970-01-01T00:00:00Z"},
         "restarts": 1, "state": "ERROR", "reason": "r", "doing": "d", "progress": {"step": "image", "done": 1, "total": 2},
