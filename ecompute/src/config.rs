@@ -23,6 +23,8 @@ use ec_store::{EtcdConfig, EtcdSection};
 use ipnet::IpNet;
 use serde::Deserialize;
 
+use crate::inventory;
+
 /// Looked for in this order where `--config` names none.
 pub const PLACES: [&str; 2] = ["compute.yaml", "/etc/ecompute/compute.yaml"];
 
@@ -189,7 +191,8 @@ pub(crate) const DISKS: &str = "disks";
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
 const VCPU_RATIO: f64 = 4.0;
 /// The image cache's bound in GiB where none is configured: a tenth of its file system or a quarter of what is free
-/// there, whichever is less, since as much is kept free of guests' disks; at most room for a few dozen base images.
+/// there beside the cache itself, whichever is less, since as much is kept free of guests' disks; at most room for a few
+/// dozen base images.
 const IMAGES_GB: std::ops::RangeInclusive<u64> = 1..=50;
 /// As many as libvirt takes at once from one client beside those that look: its daemon has 20 threads, and waits
 /// for QEMU more than it works. The host's processors bound nothing here.
@@ -206,9 +209,18 @@ const AUDIT_GRACE: u64 = 60;
 /// See [`IMAGES_GB`].
 fn default_cache_gb(images: &Path) -> u64 {
     let stat = images.ancestors().find_map(|path| nix::sys::statvfs::statvfs(path).ok());
-    let gb = stat.map_or(0, |stat| {
-        ((stat.blocks() / 10).min(stat.blocks_available() / 4) * stat.fragment_size()) >> 30
-    });
+    // What cannot be read here fails where it is measured.
+    let cached = inventory::bytes_in(images).unwrap_or_default();
+    stat.map_or(*IMAGES_GB.start(), |stat| {
+        let unit = stat.fragment_size();
+        cache_gb(stat.blocks() * unit, stat.blocks_available() * unit, cached)
+    })
+}
+
+/// The bound on a file system of so many bytes, of which so many are free, and so many are the cache's: else it would shrink at
+/// each start by what the cache has grown.
+fn cache_gb(total: u64, free: u64, cached: u64) -> u64 {
+    let gb = (total / 10).min((free + cached) / 4) >> 30;
     gb.clamp(*IMAGES_GB.start(), *IMAGES_GB.end())
 }
 
@@ -492,6 +504,14 @@ mod tests {
         }
         shipped.allocation_ratio.clear();
         assert_eq!(format!("{shipped:?}"), format!("{defaults:?}"));
+    }
+
+    #[test]
+    fn the_caches_bound_does_not_shrink_by_what_it_holds() {
+        let bound = |free: u64, cached: u64| cache_gb(1000 << 30, free << 30, cached << 30);
+        assert_eq!((bound(120, 0), bound(90, 30), bound(0, 120)), (30, 30, 30));
+        assert_eq!((bound(1000, 0), bound(0, 0)), (50, 1));
+        assert_eq!(cache_gb(100 << 30, 90 << 30, 0), 10);
     }
 
     #[test]

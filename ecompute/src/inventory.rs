@@ -37,6 +37,8 @@ pub(crate) struct Measured {
     pub(crate) disk_free_gb: u64,
     /// Whether the image cache lies on that file system.
     pub(crate) images_there: bool,
+    /// What that takes of it, in GiB, rounded up.
+    pub(crate) images_gb: u64,
 }
 
 /// Measures this host.
@@ -46,10 +48,8 @@ pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
     let stat = nix::sys::statvfs::statvfs(&disks).map_err(failed)?;
     let device = device(&disks);
     let images_there = device.is_some() && device == self::device(&existing(&settings.images));
-    let mut ours = bytes_in(&settings.storage())?;
-    if images_there {
-        ours += bytes_in(&settings.images)?;
-    }
+    let images = if images_there { bytes_in(&settings.images)? } else { 0 };
+    let ours = bytes_in(&settings.storage())? + images;
     // What only root may still write is not for guests, whose QEMU is not root.
     let unavailable = (stat.blocks() - stat.blocks_available().min(stat.blocks())) * stat.fragment_size();
     Ok(Measured {
@@ -57,6 +57,7 @@ pub(crate) fn measure(settings: &Settings) -> Result<Measured, String> {
         disk_others_gb: unavailable.saturating_sub(ours).div_ceil(1 << 30),
         disk_free_gb: (stat.blocks_available() * stat.fragment_size()) >> 30,
         images_there,
+        images_gb: images.div_ceil(1 << 30),
         ..but_disk()?
     })
 }
@@ -75,6 +76,7 @@ pub(crate) fn but_disk() -> Result<Measured, String> {
         disk_others_gb: 0,
         disk_free_gb: 0,
         images_there: false,
+        images_gb: 0,
     })
 }
 
@@ -89,7 +91,7 @@ fn device(path: &Path) -> Option<u64> {
 
 /// What the files of a directory and those below it take on the disk. What goes meanwhile takes nothing, nor does what is
 /// kept from this agent, which is not its own. What cannot be read otherwise may be guests' disks, which are no others' either.
-fn bytes_in(directory: &Path) -> Result<u64, String> {
+pub(crate) fn bytes_in(directory: &Path) -> Result<u64, String> {
     let failed = |error| format!("failed to measure what lies in {}: {error}", directory.display());
     let Some(entries) = unless_kept(std::fs::read_dir(directory)).map_err(failed)? else { return Ok(0) };
     let mut bytes = 0;
@@ -119,7 +121,7 @@ fn unless_kept<T>(found: io::Result<T>) -> io::Result<Option<T>> {
 
 /// What is not for allocation where the configuration says nothing: the host's own memory and what QEMU takes
 /// for as many guests as there are processors to give out; what else lies on the disk, and the image cache at
-/// its fullest.
+/// its fullest. Images in use are kept beyond its bound, so what it holds by now may be more.
 fn default_reserve(class: &str, measured: &Measured, settings: &Settings) -> u64 {
     match class {
         "MEMORY_MB" => {
@@ -135,8 +137,8 @@ fn default_reserve(class: &str, measured: &Measured, settings: &Settings) -> u64
             (host + guests * GUEST_OVERHEAD_MB).min(measured.memory_mb / 2)
         }
         "DISK_GB" => {
-            let images = if measured.images_there { settings.images_max_bytes.div_ceil(1 << 30) } else { 0 };
-            measured.disk_others_gb + images
+            let bound = if measured.images_there { settings.images_max_bytes.div_ceil(1 << 30) } else { 0 };
+            measured.disk_others_gb + bound.max(measured.images_gb)
         }
         _ => 0,
     }
@@ -301,6 +303,7 @@ mod tests {
         disk_others_gb: 30,
         disk_free_gb: 400,
         images_there: true,
+        images_gb: 3,
     };
 
     #[test]
@@ -329,6 +332,15 @@ mod tests {
         let settings = settings("{}");
         let told = inventory(&but_disk().unwrap(), &settings, &Resources::new());
         assert_eq!(told.into_keys().collect::<Vec<_>>(), ["MEMORY_MB", "VCPU"]);
+    }
+
+    #[test]
+    fn images_beyond_the_caches_bound_are_not_offered_either() {
+        let settings = settings("images: {max_gb: 40}");
+        let offered = |measured: &Measured| disk_offered_gb(measured, &settings);
+        assert_eq!(offered(&HOST), 500 - 30 - 40);
+        assert_eq!(offered(&Measured { images_gb: 64, ..HOST }), 500 - 30 - 64);
+        assert_eq!(offered(&Measured { images_there: false, images_gb: 0, ..HOST }), 500 - 30);
     }
 
     #[test]
