@@ -44,20 +44,20 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let placement = PlacementClient::new(&settings.placement)?;
     let has_guests = RecordDir::reader(settings.records()).count()? > 0;
     storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, has_guests)?;
-    if let Some(shared) = settings.shared.clone() {
-        let state_dir = settings.state_dir.clone();
-        let taken = async {
-            // A server that is away holds up who asks it, and not this agent's end.
-            let host = Host::default();
-            mounted(&host, &settings).await?;
-            storage::refuse_new(&shared, &placement, node).await?;
-            host.blocking(move || storage::take(&shared, &state_dir, node)).await??;
-            anyhow::Ok(())
-        };
-        tokio::select! {
-            taken = taken => taken?,
-            () = shutdown.cancelled() => return Ok(()),
+    let taken = async {
+        // A server that is away holds up who asks it, and not this agent's end.
+        let host = Host::default();
+        mounted(&host, &settings).await?;
+        if let Some(shared) = &settings.shared {
+            storage::refuse_new(shared, &placement, node).await?;
         }
+        let settings = settings.clone();
+        host.blocking(move || storage::take(&settings, node)).await??;
+        anyhow::Ok(())
+    };
+    tokio::select! {
+        taken = taken => taken?,
+        () = shutdown.cancelled() => return Ok(()),
     }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
     let store: Arc<dyn Store> =
@@ -342,12 +342,10 @@ async fn ready(parts: &Parts) -> Result<HostInfo> {
     }
 }
 
-/// Makes sure that shared storage is there, and waits for it where it does not answer.
+/// Makes sure that what guests' disks lie on is there, and waits for it where it does not answer.
 async fn mounted(host: &Host, settings: &Settings) -> Result<()> {
-    let Some(shared) = settings.shared.clone() else { return Ok(()) };
-    let state_dir = settings.state_dir.clone();
-    let path = shared.path.clone();
-    let check = move || storage::check(&shared, &state_dir).map_err(|error| ec_runtime::exit::chain(&error));
+    let (settings, path) = (settings.clone(), settings.storage());
+    let check = move || storage::check(&settings).map_err(|error| ec_runtime::exit::chain(&error));
     storage::answer(host, &path, check).await.map_err(anyhow::Error::msg)
 }
 

@@ -399,7 +399,7 @@ fn disk(settings: &Settings) -> Found {
         // Records that cannot be read say nothing here: the agent tells at its start.
         let has_guests = RecordDir::reader(settings.records()).count().is_ok_and(|count| count > 0);
         storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, has_guests)?;
-        settings.shared.as_ref().map_or(Ok(()), |shared| storage::check(shared, &settings.state_dir))
+        storage::check(settings)
     };
     is_there().map_err(|error| (FAILED, error.to_string()))?;
     // Where the directory is not there yet, it is made in the nearest one that is.

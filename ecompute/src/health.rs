@@ -66,7 +66,7 @@ fn measure(settings: &Settings, clock_behind: Option<i64>) -> Measured {
     let known: Vec<_> =
         places.iter().filter_map(|place| Some((place, statvfs(place.as_path()).ok()?))).collect();
     let disks = known.iter().map(|(place, stat)| (place.display().to_string(), room(stat))).collect();
-    let gone = settings.shared.as_ref().and_then(|shared| storage::check(shared, &settings.state_dir).err());
+    let gone = storage::check(settings).err();
     let read_only = known.iter().find(|(_, stat)| stat.flags().contains(FsFlags::ST_RDONLY));
     let unwritable = gone.map(|why| ec_runtime::exit::chain(&why)).or_else(|| {
         read_only.map(|(place, _)| format!("the file system of {} is read-only", place.display()))

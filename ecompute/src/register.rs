@@ -217,12 +217,14 @@ async fn measure(parts: &Parts) -> Result<(Measured, bool), PlacementError> {
 async fn ask(parts: &Parts) -> Result<Capacity, Option<Capacity>> {
     let settings = parts.settings.clone();
     let look = move || {
-        let is_there = || {
-            settings.shared.as_ref().is_none_or(|shared| storage::check(shared, &settings.state_dir).is_ok())
-        };
+        let gone = || storage::check(&settings).err().map(|why| ec_runtime::exit::chain(&why));
         // Before and after: it may go, or come, in between.
-        let was_there = is_there();
-        (inventory::measure(&settings), was_there && is_there())
+        let (was_gone, measured) = (gone(), inventory::measure(&settings));
+        match was_gone.or_else(gone) {
+            // What lies in the place of its own disks has another size, and of those nobody else says anything.
+            Some(why) if settings.shared.is_none() => (Err(why), true),
+            gone => (measured, gone.is_none()),
+        }
     };
     parts.capacity.ask(&parts.host, look).await
 }

@@ -1,7 +1,10 @@
-//! Storage that several nodes share: a directory that each of them has mounted, in which each has a directory of its own.
+//! Where guests' disks lie, and whether it is there: on this node's own file systems ([`local`]), or on storage that several nodes
+//! share, a directory that each of them has mounted, in which each has a directory of its own.
 //!
 //! A file in it says what it is. A mount that is missing is told by that from storage that is new, and one mounted in the place of
 //! another, too.
+
+mod local;
 
 use std::{
     fs, io,
@@ -16,7 +19,7 @@ use futures::future::BoxFuture;
 use tokio::{sync::Mutex, time::timeout};
 
 use crate::{
-    config::{DISKS, Shared},
+    config::{DISKS, Settings, Shared},
     identity::keep,
     parts::Parts,
     register::RETRY,
@@ -95,7 +98,7 @@ pub(crate) fn silent(path: &Path) -> String {
     format!("the file system of {} has not answered for {} s", path.display(), ANSWERS_IN.as_secs())
 }
 
-/// Why shared storage cannot serve.
+/// Why what guests' disks lie on cannot serve.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum StorageError {
     /// Reading or writing failed.
@@ -161,6 +164,21 @@ pub(crate) enum StorageError {
         /// Where they are.
         disks: PathBuf,
     },
+    /// What lies where the disks of this node's guests are to lie is not what they lie on.
+    #[error(
+        "{} is not where this node's guests have their disks ({} in it {}, and `{noted}` is noted): mount that there again (where they lie there all the same, or are lost for good, remove {})",
+        disks.display(), local::MARK, said(found.as_deref()), used.display()
+    )]
+    OtherDisks {
+        /// Where they are to lie.
+        disks: PathBuf,
+        /// The id of what they lie on.
+        noted: String,
+        /// That of what is there, where it has one.
+        found: Option<String>,
+        /// Where that is remembered.
+        used: PathBuf,
+    },
     /// It is another.
     #[error("shared_storage.name: what is mounted at {} is `{is}`, not `{name}`", path.display())]
     Other {
@@ -171,6 +189,36 @@ pub(crate) enum StorageError {
         /// What it was to be.
         name: String,
     },
+}
+
+/// What a mark says, for people.
+fn said(found: Option<&str>) -> String {
+    found.map_or_else(|| "is missing".to_owned(), |id| format!("says `{id}`"))
+}
+
+/// Whether what guests' disks lie on may be what it shall be.
+pub(crate) fn check(settings: &Settings) -> Result<(), StorageError> {
+    match &settings.shared {
+        Some(shared) => check_shared(shared, &settings.state_dir),
+        None => local::check(&settings.state_dir),
+    }
+}
+
+/// Makes sure of that, and marks what nobody has used yet.
+pub(crate) fn take(settings: &Settings, node: NodeId) -> Result<(), StorageError> {
+    match &settings.shared {
+        Some(shared) => take_shared(shared, &settings.state_dir, node),
+        None => local::take(&settings.state_dir),
+    }
+}
+
+/// An id that nothing else has.
+#[cfg_attr(
+    not(test),
+    expect(clippy::disallowed_methods, reason = "once in the life of a storage, before anything runs")
+)]
+fn new_id() -> String {
+    uuid::Uuid::new_v4().to_string()
 }
 
 /// Refuses to look for guests' disks elsewhere than they lie, for as long as this node has records of such: all of them would be
@@ -201,8 +249,8 @@ fn holds_disks(directory: &Path) -> bool {
 
 /// Makes sure that what is mounted is what it shall be. Storage that nobody has used yet is marked with its name, by several nodes at
 /// once where they come at once.
-pub(crate) fn take(shared: &Shared, state_dir: &Path, node: NodeId) -> Result<(), StorageError> {
-    check(shared, state_dir)?;
+fn take_shared(shared: &Shared, state_dir: &Path, node: NodeId) -> Result<(), StorageError> {
+    check_shared(shared, state_dir)?;
     for file in [shared.path.join(MARK), state_dir.join(USED)] {
         if read(&file)?.as_deref() != Some(&*shared.storage.name) {
             let written = keep(&file, &file.with_extension(node.to_string()), &shared.storage.name);
@@ -247,7 +295,7 @@ pub(crate) async fn refuse_new(
 }
 
 /// Whether what is mounted may be what it shall be.
-pub(crate) fn check(shared: &Shared, state_dir: &Path) -> Result<(), StorageError> {
+fn check_shared(shared: &Shared, state_dir: &Path) -> Result<(), StorageError> {
     let (name, path) = (shared.storage.name.clone(), shared.path.clone());
     if !path.is_dir() {
         return Err(StorageError::Absent { path, name });
@@ -344,7 +392,7 @@ mod tests {
                     let path = place.path().to_owned();
                     scope.spawn(move || {
                         let nfs = Shared { storage: SharedStorage::named("nfs"), path };
-                        take(&nfs, tempfile::tempdir().unwrap().path(), node(number)).unwrap();
+                        take_shared(&nfs, tempfile::tempdir().unwrap().path(), node(number)).unwrap();
                     });
                 }
             });
@@ -372,7 +420,7 @@ mod tests {
         assert_eq!(refused(Some(&nfs), false), None);
         assert_eq!(refused(None, true), None);
         fs::remove_file(&disk).unwrap();
-        take(&nfs, state.path(), node(1)).unwrap();
+        take_shared(&nfs, state.path(), node(1)).unwrap();
         assert_eq!(refused(Some(&nfs), true), None);
         for elsewhere in [Some(&other), None] {
             assert!(refused(elsewhere, true).unwrap().contains("have their disks on `nfs`"));
@@ -400,18 +448,20 @@ mod tests {
         let shared =
             |name: &str, path: &Path| Shared { storage: SharedStorage::named(name), path: path.to_owned() };
         let nfs = shared("nfs", place.path());
-        take(&nfs, state.path(), node(1)).unwrap();
-        take(&nfs, state.path(), node(1)).unwrap();
-        take(&nfs, tempfile::tempdir().unwrap().path(), node(2)).unwrap();
-        let error = take(&shared("other", place.path()), state.path(), node(1)).unwrap_err().to_string();
+        take_shared(&nfs, state.path(), node(1)).unwrap();
+        take_shared(&nfs, state.path(), node(1)).unwrap();
+        take_shared(&nfs, tempfile::tempdir().unwrap().path(), node(2)).unwrap();
+        let error =
+            take_shared(&shared("other", place.path()), state.path(), node(1)).unwrap_err().to_string();
         assert!(error.contains("is `nfs`, not `other`"), "{error}");
         // The mount is gone, and what it was mounted on is there.
         fs::remove_file(place.path().join(MARK)).unwrap();
-        let error = take(&nfs, state.path(), node(1)).unwrap_err().to_string();
+        let error = take_shared(&nfs, state.path(), node(1)).unwrap_err().to_string();
         assert!(error.contains("which this node has used"), "{error}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
-        let error =
-            take(&shared("nfs", Path::new("/nonexistent")), state.path(), node(1)).unwrap_err().to_string();
+        let error = take_shared(&shared("nfs", Path::new("/nonexistent")), state.path(), node(1))
+            .unwrap_err()
+            .to_string();
         assert!(error.contains("mount `nfs` there first"), "{error}");
     }
 }

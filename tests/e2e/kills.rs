@@ -204,7 +204,8 @@ impl Trial {
         let kept = self.on_disk()? == self.sum;
         ensure!(kept == (verb.event != "rebuild"), "{what}: what it wrote is there: {kept}");
         stack.until_exactly(&[instance]).await?;
-        let disks = fs::read_dir(stack.directory().join("state/disks"))?.count();
+        let disks = fs::read_dir(stack.directory().join("state/disks"))?.flatten();
+        let disks = disks.filter(|file| file.path().extension().is_some_and(|of| of == "qcow2")).count();
         let wanted = if verb.state == State::Rescued { 2 } else { 1 };
         ensure!(disks == wanted, "{what}: there are {disks} disks");
         if let "resize" | "revertResize" = verb.event {

@@ -10,7 +10,8 @@ use std::{
 };
 
 use anyhow::{Context, Result, ensure};
-use ec_model::{InstanceId, State};
+use ec_model::{InstanceId, Keyspace, State};
+use ec_store::{Store, Txn};
 use ec_tests::Stack;
 
 fn disk(stack: &Stack, instance: InstanceId) -> PathBuf {
@@ -282,4 +283,44 @@ async fn a_libvirtd_that_stands_still_takes_no_agent_along_and_what_is_destroyed
     stack.until_exactly(&[]).await?;
     ensure!(stack.end_agent()? == Some(0), "{}", stack.log());
     Ok(())
+}
+
+/// Of a volume that nobody asks for an agent that saw none of the disks would drop the record and the claim.
+#[tokio::test(flavor = "multi_thread")]
+async fn disks_that_are_not_mounted_when_the_agent_starts_are_not_taken_for_gone() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    let created = stack.eschedule(&["volume", "create", "held", "--size", "1", "--wait"])?;
+    ensure!(created.status.success(), "{created:?}");
+    let shown = stack.eschedule(&["volume", "show", "held", "-o", "json"])?;
+    let shown: serde_json::Value = serde_json::from_slice(&shown.stdout)?;
+    let held: InstanceId = shown["volume"].as_str().context("no volume")?.parse()?;
+    stack.store.txn(Txn::new().delete(Keyspace::default().request(stack.node, held))).await?;
+    stack.until_state(held, State::Unclaimed).await?;
+
+    stack.kill_agent()?;
+    let (disks, away) = (stack.directory().join("state/disks"), stack.directory().join("away"));
+    fs::rename(&disks, &away)?;
+    fs::create_dir(&disks)?;
+    for arguments in [&[][..], &["--check"]] {
+        let mut agent = tokio::process::Command::from(stack.command("ecompute"));
+        let ended = agent.args(arguments).kill_on_drop(true).output();
+        let ended = tokio::time::timeout(Duration::from_secs(60), ended).await??;
+        let told =
+            [ended.stdout, ended.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat();
+        ensure!(ended.status.code() == Some(1), "{told}");
+        ensure!(told.contains("is not where this node's guests have their disks"), "{told}");
+    }
+    ensure!(fs::read_dir(&disks)?.next().is_none(), "nothing is written there");
+
+    fs::remove_dir(&disks)?;
+    fs::rename(&away, &disks)?;
+    stack.start_agent("").await?;
+    stack.until_state(held, State::Unclaimed).await?;
+    ensure!(stack.placement.allocations(held).await?.is_some(), "its claim is gone");
+    let healed = stack.eschedule(&["heal", "--yes"])?;
+    ensure!(healed.status.success(), "{healed:?}");
+    let deleted = stack.eschedule(&["volume", "delete", "held", "--wait"])?;
+    ensure!(deleted.status.success(), "{deleted:?}");
+    stack.until_exactly(&[]).await
 }
