@@ -111,11 +111,32 @@ pub(crate) fn kept(state_dir: &Path) -> Option<NodeId> {
 /// Writes a line, by way of a file that nobody else writes, whole or not at all: a crash must not leave half a uuid, which would
 /// orphan the provider.
 pub(crate) fn keep(path: &Path, temporary: &Path, line: impl Display) -> io::Result<()> {
-    let mut file = File::create(temporary)?;
-    writeln!(file, "{line}")?;
-    file.sync_all()?;
+    write(temporary, line)?;
     fs::rename(temporary, path)?;
-    // The name too must outlive a power cut: placement and etcd will know this uuid in a moment.
+    keep_name(path)
+}
+
+/// The same where there is no such file; one that is there, or that another host makes at the same time, stays as it is.
+pub(crate) fn keep_first(path: &Path, temporary: &Path, line: impl Display) -> io::Result<()> {
+    write(temporary, line)?;
+    match fs::hard_link(temporary, path) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
+            // A file system without such links: of two at the same time the later one stays.
+            fs::rename(temporary, path)?;
+        }
+        _ => fs::remove_file(temporary)?,
+    }
+    keep_name(path)
+}
+
+fn write(path: &Path, line: impl Display) -> io::Result<()> {
+    let mut file = File::create(path)?;
+    writeln!(file, "{line}")?;
+    file.sync_all()
+}
+
+/// The name too must outlive a power cut: placement and etcd will know this uuid in a moment.
+fn keep_name(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 

@@ -5,6 +5,7 @@
 //! another, too.
 
 mod local;
+mod mark;
 
 use std::{
     fs, io,
@@ -20,14 +21,15 @@ use tokio::{sync::Mutex, time::timeout};
 
 use crate::{
     config::{DISKS, Settings, Shared},
-    identity::keep,
+    identity::{keep, keep_first},
     parts::Parts,
     register::RETRY,
 };
+use mark::Mark;
 
-/// In the directory that is shared: the name of the storage.
+/// In the directory that is shared: the name of the storage and its id.
 const MARK: &str = "etcd-compute.storage";
-/// In a node's state directory: the name of the storage where its guests' disks lie.
+/// In a node's state directory: the same of the storage where its guests' disks lie.
 const USED: &str = "shared-storage";
 
 /// A file system that is there answers in less; one whose server is away holds up whoever looks at it for as long as that is.
@@ -122,18 +124,33 @@ pub(crate) enum StorageError {
     },
     /// The directory is there, and what was in it is not.
     #[error(
-        "shared_storage.path: {} is not `{name}`, which this node has used: mount that there again ({MARK} in it is missing)",
-        path.display()
+        "shared_storage.path: {} is not `{}`, which this node has used: mount that there again ({MARK} in it is missing; if it is the same, write `{noted}` into that)",
+        path.display(), noted.name
     )]
     NotMounted {
         /// Where it was to be.
         path: PathBuf,
-        /// What it is called.
-        name: String,
+        /// What it is.
+        noted: Mark,
     },
-    /// Nobody has used what is there, and others use the storage.
+    /// It is called the same, and is another: what lies below its mount point, perhaps.
     #[error(
-        "shared_storage.path: {} is not `{name}`, which node {by} uses: mount that there first (if it is the same, write `{name}` into {MARK} in it)",
+        "shared_storage.path: {0} is another `{1}` than this node has used: mount that there again ({MARK} in it says `{found}`, and {2} `{noted}`; if this one is to be used from now on, remove {2})",
+        path.display(), noted.name, used.display()
+    )]
+    Another {
+        /// Where it was to be.
+        path: PathBuf,
+        /// What it is.
+        noted: Box<Mark>,
+        /// What is there.
+        found: Box<Mark>,
+        /// Where the first is remembered.
+        used: PathBuf,
+    },
+    /// Nobody has used what is there, and nodes use the storage.
+    #[error(
+        "shared_storage.path: {} is not `{name}`, which node {by} uses: mount that there first (if it is the same, or begins anew, write `{name}` into {MARK} in it)",
         path.display()
     )]
     New {
@@ -232,7 +249,7 @@ pub(crate) fn refuse_moved(
         return Ok(());
     }
     let (used, disks) = (state_dir.join(USED), state_dir.join(DISKS));
-    match (read(&used)?, shared) {
+    match (Mark::read(&used)?.map(|noted| noted.name), shared) {
         (Some(name), Some(shared)) if name != shared.storage.name => Err(StorageError::Left { name, used }),
         // Of an older agent, whose guests came to this node since it left the storage.
         (Some(_), None) if holds_disks(&disks) => Ok(()),
@@ -247,21 +264,31 @@ fn holds_disks(directory: &Path) -> bool {
     files.into_iter().any(|file| file.path().extension().is_some_and(|of| of == "qcow2"))
 }
 
-/// Makes sure that what is mounted is what it shall be. Storage that nobody has used yet is marked with its name, by several nodes at
-/// once where they come at once.
+/// Makes sure that what is mounted is what it shall be, and notes it. Storage that nobody has used yet is marked, by one of several
+/// nodes where they come at once.
 fn take_shared(shared: &Shared, state_dir: &Path, node: NodeId) -> Result<(), StorageError> {
     check_shared(shared, state_dir)?;
-    for file in [shared.path.join(MARK), state_dir.join(USED)] {
-        if read(&file)?.as_deref() != Some(&*shared.storage.name) {
-            let written = keep(&file, &file.with_extension(node.to_string()), &shared.storage.name);
-            written.map_err(|source| StorageError::Io { what: "write", path: file, source })?;
-        }
+    let (mark, used) = (shared.path.join(MARK), state_dir.join(USED));
+    let failed = |what, path: &Path| {
+        let path = path.to_owned();
+        move |source| StorageError::Io { what, path, source }
+    };
+    if Mark::read(&mark)?.is_none() {
+        let new = Mark::new(&shared.storage.name);
+        keep_first(&mark, &mark.with_extension(node.to_string()), new).map_err(failed("write", &mark))?;
+        // It may be another's.
+        check_shared(shared, state_dir)?;
+    }
+    let gone = || failed("read", &mark)(io::ErrorKind::NotFound.into());
+    let found = Mark::read(&mark)?.ok_or_else(gone)?;
+    if Mark::read(&used)?.as_ref() != Some(&found) {
+        keep(&used, &used.with_extension(node.to_string()), found).map_err(failed("write", &used))?;
     }
     Ok(())
 }
 
-/// Refuses a directory that nobody has used, where placement knows other nodes that use the storage: it is not mounted. Waits for a
-/// placement that is away; one that does not tell is passed over.
+/// Refuses a directory that nobody has used, where placement knows nodes that use the storage: it is not mounted. This node may be one
+/// of them, of a host that was installed anew. Waits for a placement that is away, or does not tell.
 pub(crate) async fn refuse_new(
     shared: &Shared,
     placement: &PlacementClient,
@@ -269,7 +296,7 @@ pub(crate) async fn refuse_new(
 ) -> Result<(), StorageError> {
     let (name, path) = (shared.storage.name.clone(), shared.path.clone());
     let mark = path.join(MARK);
-    let looked = Host::default().blocking(move || read(&mark)).await;
+    let looked = Host::default().blocking(move || Mark::read(&mark)).await;
     if looked.unwrap_or(Ok(None))?.is_some() {
         return Ok(());
     }
@@ -277,18 +304,14 @@ pub(crate) async fn refuse_new(
     loop {
         match placement.shares_of(&shared.storage).await {
             Ok(nodes) => {
-                let others = nodes.into_iter().find(|other| *other != node);
-                return others.map_or(Ok(()), |by| Err(StorageError::New { path, name, by }));
+                let by = nodes.iter().find(|other| **other == node).or(nodes.first());
+                return by.map_or(Ok(()), |by| Err(StorageError::New { path, name, by: *by }));
             }
-            Err(error) if error.is_transient() => {
+            Err(error) => {
                 if !std::mem::replace(&mut told, true) {
                     tracing::warn!(%error, storage = name, "waiting for placement, which knows whose storage this is");
                 }
                 tokio::time::sleep(RETRY).await;
-            }
-            Err(error) => {
-                tracing::warn!(%error, storage = name, "placement does not tell whether other nodes use this storage");
-                return Ok(());
             }
         }
     }
@@ -300,12 +323,15 @@ fn check_shared(shared: &Shared, state_dir: &Path) -> Result<(), StorageError> {
     if !path.is_dir() {
         return Err(StorageError::Absent { path, name });
     }
-    let (mark, used) = (path.join(MARK), state_dir.join(USED));
-    match read(&mark)? {
-        Some(is) if is == name => Ok(()),
-        Some(is) => Err(StorageError::Other { path, is, name }),
-        None if read(&used)?.as_deref() == Some(&*name) => Err(StorageError::NotMounted { path, name }),
-        None => Ok(()),
+    let used = state_dir.join(USED);
+    let noted = Mark::read(&used)?.filter(|noted| noted.name == name);
+    match (Mark::read(&path.join(MARK))?, noted) {
+        (Some(found), _) if found.name != name => Err(StorageError::Other { path, is: found.name, name }),
+        (Some(found), Some(noted)) if !noted.may_be(&found) => {
+            Err(StorageError::Another { path, noted: noted.into(), found: found.into(), used })
+        }
+        (None, Some(noted)) => Err(StorageError::NotMounted { path, noted }),
+        _ => Ok(()),
     }
 }
 
@@ -388,13 +414,19 @@ mod tests {
         for _ in 0..20 {
             let place = tempfile::tempdir().unwrap();
             std::thread::scope(|scope| {
-                for number in 0..8 {
+                let come = (0..8).map(|number| {
                     let path = place.path().to_owned();
                     scope.spawn(move || {
                         let nfs = Shared { storage: SharedStorage::named("nfs"), path };
-                        take_shared(&nfs, tempfile::tempdir().unwrap().path(), node(number)).unwrap();
-                    });
-                }
+                        let state = tempfile::tempdir().unwrap();
+                        take_shared(&nfs, state.path(), node(number)).unwrap();
+                        read(&state.path().join(USED)).unwrap()
+                    })
+                });
+                let come: Vec<_> = come.collect();
+                let mark = |noted: std::thread::ScopedJoinHandle<'_, _>| noted.join().unwrap();
+                let noted: Vec<_> = come.into_iter().map(mark).collect();
+                assert_eq!(noted, vec![read(&place.path().join(MARK)).unwrap(); 8]);
             });
             let left: Vec<_> =
                 fs::read_dir(place.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
@@ -428,6 +460,26 @@ mod tests {
         }
     }
 
+    #[test]
+    fn what_was_marked_before_there_were_ids_goes_on_and_is_told_from_others_once_it_has_one() {
+        let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let nfs = Shared { storage: SharedStorage::named("nfs"), path: place.path().to_owned() };
+        let take = || take_shared(&nfs, state.path(), node(1));
+        let (mark, used) = (place.path().join(MARK), state.path().join(USED));
+        let noted = || fs::read_to_string(&used).unwrap();
+        fs::write(&mark, "nfs\n").unwrap();
+        take().unwrap();
+        assert_eq!(noted(), "nfs\n");
+        fs::write(&mark, "nfs 1\n").unwrap();
+        take().unwrap();
+        assert_eq!(noted(), "nfs 1\n");
+        for other in ["nfs\n", "nfs 2\n"] {
+            fs::write(&mark, other).unwrap();
+            take().unwrap_err();
+        }
+        assert_eq!(noted(), "nfs 1\n");
+    }
+
     #[tokio::test(start_paused = true)]
     async fn one_that_does_not_answer_is_waited_for() {
         let (answer, waits) = std::sync::mpsc::channel::<u8>();
@@ -459,6 +511,14 @@ mod tests {
         let error = take_shared(&nfs, state.path(), node(1)).unwrap_err().to_string();
         assert!(error.contains("which this node has used"), "{error}");
         assert_eq!(fs::read_dir(place.path()).unwrap().count(), 0);
+        // Another node has marked that.
+        let other = tempfile::tempdir().unwrap();
+        take_shared(&nfs, other.path(), node(2)).unwrap();
+        let error = take_shared(&nfs, state.path(), node(1)).unwrap_err().to_string();
+        assert!(error.contains("is another `nfs`") && error.contains("remove /"), "{error}");
+        fs::copy(state.path().join(USED), place.path().join(MARK)).unwrap();
+        take_shared(&nfs, state.path(), node(1)).unwrap();
+        take_shared(&nfs, other.path(), node(2)).unwrap_err();
         let error = take_shared(&shared("nfs", Path::new("/nonexistent")), state.path(), node(1))
             .unwrap_err()
             .to_string();

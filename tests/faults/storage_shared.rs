@@ -1,6 +1,9 @@
 //! Storage that two agents share: one provider of its own counts it, and each node has its own directory there.
 
-use std::path::{Path, PathBuf};
+use std::{
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, NodeId, Resources, SharedStorage, State};
@@ -106,6 +109,24 @@ async fn the_disks_of_two_nodes_are_claimed_of_the_storage_that_they_share() -> 
     stack.until("it is refused", async || Ok(third.log().contains("mount that there first"))).await?;
     ensure!(std::fs::read_dir(unmounted.path())?.next().is_none(), "nothing is written there");
     assert_eq!(placement.shared_by(third.node).await.unwrap_or_default(), []);
+    // So is one of them whose host was installed anew.
+    let config = std::fs::read_to_string(stack.directory().join("compute.yaml"))?;
+    let path = |place: &Path| format!("path: {}}}", place.display());
+    let config = config.replace(&path(place.path()), &path(unmounted.path()));
+    let anew = stack.directory().join("anew.yaml");
+    std::fs::write(&anew, config.replace("/state\n", "/state4\n"))?;
+    let mut agent = tokio::process::Command::new(ec_tests::program("ecompute"));
+    let ended = agent.arg("--config").arg(&anew).kill_on_drop(true).output();
+    let ended = tokio::time::timeout(Duration::from_secs(60), ended).await??;
+    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
+    ensure!(told.contains("mount that there first") && told.contains(&stack.node.to_string()), "{told}");
+    ensure!(std::fs::read_dir(unmounted.path())?.next().is_none(), "nothing is written there");
+    // All note the same mark, whoever made it.
+    let noted = ["state/shared-storage", "state2/shared-storage"].map(|of| stack.directory().join(of));
+    let [mark, first, other] =
+        [place.path().join("etcd-compute.storage"), noted[0].clone(), noted[1].clone()]
+            .map(|file| std::fs::read_to_string(file).unwrap_or_default());
+    ensure!(mark.starts_with("pool ") && mark == first && mark == other, "{mark} {first} {other}");
 
     let nodes = shown(&stack, &["nodes"])?;
     for node in nodes.as_array().context("no nodes")? {
