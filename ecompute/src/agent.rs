@@ -42,8 +42,8 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let state = StateDir::take(&settings.state_dir)?;
     let node = state.node(settings.uuid)?;
     let placement = PlacementClient::new(&settings.placement)?;
-    let has_guests = RecordDir::reader(settings.records()).count()? > 0;
-    storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, has_guests)?;
+    let recorded = storage::recorded(&RecordDir::reader(settings.records()))?;
+    storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, &recorded)?;
     let taken = async {
         // A server that is away holds up who asks it, and not this agent's end.
         let host = Host::default();

@@ -397,8 +397,8 @@ fn disk(settings: &Settings) -> Found {
     let place = settings.state_dir.display();
     let is_there = || {
         // Records that cannot be read say nothing here: the agent tells at its start.
-        let has_guests = RecordDir::reader(settings.records()).count().is_ok_and(|count| count > 0);
-        storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, has_guests)?;
+        let recorded = storage::recorded(&RecordDir::reader(settings.records())).unwrap_or_default();
+        storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, &recorded)?;
         storage::check(settings)
     };
     is_there().map_err(|error| (FAILED, error.to_string()))?;

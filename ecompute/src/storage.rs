@@ -13,7 +13,8 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{NodeId, SharedStorage};
+use ec_metadata::{InstanceRecord, RecordDir, RecordFileError};
+use ec_model::{InstanceId, NodeId, SharedStorage};
 use ec_placement_client::{PlacementClient, PlacementError, PlacementResult};
 use ec_runtime::Host;
 use futures::future::BoxFuture;
@@ -238,30 +239,46 @@ fn new_id() -> String {
     uuid::Uuid::new_v4().to_string()
 }
 
+/// A disk that a record of this node tells of: its own, or the volume's that it boots from.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Recorded {
+    disk: InstanceId,
+    /// Whether it was made, and a guest may have written it.
+    is_made: bool,
+}
+
+/// The disks that this node's records tell of. Of a record that cannot be read that is its own, as of most.
+pub(crate) fn recorded(records: &RecordDir) -> Result<Vec<Recorded>, RecordFileError> {
+    let of = |(instance, record): (InstanceId, Option<InstanceRecord>)| {
+        let is_made = record.as_ref().is_none_or(|record| record.started);
+        let root = record.and_then(|record| record.intent?.root());
+        Recorded { disk: root.unwrap_or(instance), is_made }
+    };
+    Ok(records.list()?.into_iter().map(of).collect())
+}
+
 /// Refuses to look for guests' disks elsewhere than they lie, for as long as this node has records of such: all of them would be
 /// taken for deleted.
 pub(crate) fn refuse_moved(
     shared: Option<&Shared>,
     state_dir: &Path,
-    has_guests: bool,
+    recorded: &[Recorded],
 ) -> Result<(), StorageError> {
-    if !has_guests {
-        return Ok(());
-    }
     let (used, disks) = (state_dir.join(USED), state_dir.join(DISKS));
+    // A link that leads to what is not mounted is one, too.
+    let is_local = |of: &Recorded| disks.join(format!("{}.qcow2", of.disk)).symlink_metadata().is_ok();
+    let left = |name| Err(StorageError::Left { name, used: used.clone() });
     match (Mark::read(&used)?.map(|noted| noted.name), shared) {
-        (Some(name), Some(shared)) if name != shared.storage.name => Err(StorageError::Left { name, used }),
-        // Of an older agent, whose guests came to this node since it left the storage.
-        (Some(_), None) if holds_disks(&disks) => Ok(()),
-        (Some(name), None) => Err(StorageError::Left { name, used }),
-        (None, Some(_)) if holds_disks(&disks) => Err(StorageError::NotEmptied { disks }),
+        (Some(name), Some(shared)) if name != shared.storage.name && !recorded.is_empty() => left(name),
+        // Where none is missed, they are of an older agent, to whose node they came since it left the storage.
+        (Some(name), None) if recorded.iter().any(|of| of.is_made && !is_local(of)) => left(name),
+        // Of local disks that are not mounted nobody knows whose they are.
+        (None, Some(_)) if !recorded.is_empty() => {
+            local::check(state_dir)?;
+            if recorded.iter().any(is_local) { Err(StorageError::NotEmptied { disks }) } else { Ok(()) }
+        }
         _ => Ok(()),
     }
-}
-
-fn holds_disks(directory: &Path) -> bool {
-    let files = fs::read_dir(directory).into_iter().flatten().flatten();
-    files.into_iter().any(|file| file.path().extension().is_some_and(|of| of == "qcow2"))
 }
 
 /// Makes sure that what is mounted is what it shall be, and notes it. Storage that nobody has used yet is marked, by one of several
@@ -440,24 +457,59 @@ mod tests {
         let shared =
             |name: &str| Shared { storage: SharedStorage::named(name), path: place.path().to_owned() };
         let (nfs, other) = (shared("nfs"), shared("other"));
-        let refused = |shared: Option<&Shared>, has_guests| {
-            let moved = refuse_moved(shared, state.path(), has_guests);
+        let of = |number, is_made| Recorded { disk: InstanceId::new(uuid::Uuid::from_u128(number)), is_made };
+        let refused = |shared: Option<&Shared>, recorded: &[Recorded]| {
+            let moved = refuse_moved(shared, state.path(), recorded);
             moved.map_err(|error| error.to_string()).err()
         };
-        let disk = state.path().join(DISKS).join("x.qcow2");
-        assert_eq!(refused(Some(&nfs), true), None, "all that it has is a volume's that it boots from");
-        fs::create_dir(disk.parent().unwrap()).unwrap();
-        fs::write(&disk, "").unwrap();
-        assert!(refused(Some(&nfs), true).unwrap().contains("have their disks in"));
-        assert_eq!(refused(Some(&nfs), false), None);
-        assert_eq!(refused(None, true), None);
-        fs::remove_file(&disk).unwrap();
+        let guests = [of(1, true), of(2, true)];
+        let disk = |of: Recorded| state.path().join(DISKS).join(format!("{}.qcow2", of.disk));
+        assert_eq!(refused(Some(&nfs), &guests), None, "they lie nowhere that is known");
+        fs::create_dir(state.path().join(DISKS)).unwrap();
+        fs::write(state.path().join(DISKS).join("somebodys.qcow2"), "").unwrap();
+        assert_eq!(refused(Some(&nfs), &guests), None, "it is none of them");
+        fs::write(disk(guests[0]), "").unwrap();
+        assert!(refused(Some(&nfs), &guests).unwrap().contains("have their disks in"));
+        assert_eq!((refused(Some(&nfs), &[]), refused(None, &guests)), (None, None));
+        fs::remove_file(disk(guests[0])).unwrap();
+        local::take(state.path()).unwrap();
+        assert_eq!(refused(Some(&nfs), &guests), None);
+        let (disks, away) = (state.path().join(DISKS), state.path().join("away"));
+        fs::rename(&disks, &away).unwrap();
+        assert!(refused(Some(&nfs), &guests).unwrap().contains("mount that there again"));
+        fs::rename(&away, &disks).unwrap();
         take_shared(&nfs, state.path(), node(1)).unwrap();
-        assert_eq!(refused(Some(&nfs), true), None);
+        assert_eq!(refused(Some(&nfs), &guests), None);
         for elsewhere in [Some(&other), None] {
-            assert!(refused(elsewhere, true).unwrap().contains("have their disks on `nfs`"));
-            assert_eq!(refused(elsewhere, false), None);
+            assert!(refused(elsewhere, &guests).unwrap().contains("have their disks on `nfs`"));
+            assert_eq!(refused(elsewhere, &[]), None);
         }
+        // All of them, and not one of them, came since it left the storage.
+        fs::write(disk(guests[0]), "").unwrap();
+        assert!(refused(None, &guests).unwrap().contains("have their disks on `nfs`"));
+        std::os::unix::fs::symlink("/nonexistent", disk(guests[1])).unwrap();
+        assert_eq!(refused(None, &guests), None);
+        assert_eq!(refused(None, &[guests[0], of(3, false)]), None, "its disk is yet to be made");
+    }
+
+    #[test]
+    fn a_record_tells_of_its_own_disk_or_of_the_volume_that_it_boots_from() {
+        let directory = tempfile::tempdir().unwrap();
+        let records = RecordDir::open(directory.path()).unwrap();
+        let id = |number| InstanceId::new(uuid::Uuid::from_u128(number));
+        let put = |number, started, volumes: serde_json::Value| {
+            let record = serde_json::json!({
+                "version": 1, "instance": id(number), "name": "x", "macs": [], "started": started,
+                "intent": {"request": {"volumes": volumes}}, "created_at": "2026-01-01T00:00:00Z",
+            });
+            records.put(&serde_json::from_value(record).unwrap()).unwrap();
+        };
+        put(1, false, serde_json::json!([{"volume": id(7), "device": "vdb"}]));
+        put(2, true, serde_json::json!([{"volume": id(8), "device": "vda"}]));
+        fs::write(directory.path().join(format!("{}.json", id(3))), "{\"version\": 99}").unwrap();
+        let mut found: Vec<_> = recorded(&records).unwrap().iter().map(|of| (of.disk, of.is_made)).collect();
+        found.sort_unstable();
+        assert_eq!(found, [(id(1), false), (id(3), true), (id(8), true)]);
     }
 
     #[test]
