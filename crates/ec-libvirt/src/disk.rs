@@ -128,7 +128,7 @@ impl Pool {
     pub(crate) fn capacity(&self, instance: InstanceId) -> Result<Option<u64>, CallError> {
         let path = self.volume_path(instance);
         match capacity_in(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+            Err(error) if error.kind() == ErrorKind::NotFound => is_there(&path).map(|_| None),
             capacity => measured(&path, capacity).map(Some),
         }
     }
@@ -155,19 +155,8 @@ impl Pool {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
             let Some(name) = name.to_str() else { continue };
-            let is_link = entry.file_type().is_ok_and(|kind| kind.is_symlink());
-            // What a link leads to may be gone, or not be mounted: who looks for one alone says the same. Of one that cannot be
-            // followed nobody says that it is gone; who looks for it alone fails, and the others are seen.
-            let path = entry.path();
-            let is_there = || {
-                path.try_exists().unwrap_or_else(|error| {
-                    tracing::warn!(path = %path.display(), %error, "a disk that lies elsewhere cannot be looked at");
-                    true
-                })
-            };
-            if let Some(volume) = names::volume(name).filter(|_| !is_link || is_there()) {
-                volumes.push(volume);
-            }
+            // Nor is it looked where a link leads: that may not be mounted. Who looks for one alone is told, and the others are seen.
+            volumes.extend(names::volume(name));
             handed_over.extend(moved(name));
             successors.extend(names::successor(name).or_else(|| Some(part(name)?.0)));
             copies.extend(copy(name));
@@ -272,8 +261,8 @@ impl Pool {
         let path = self.volume_path(volume);
         // For now: what fails for good is swept, and the disk with it.
         let kept = |why: &str| CallError::NotNow(format!("{} {why}: it is not made anew", path.display()));
-        let holds_data =
-            holds_data_alone(&path).map_err(|error| kept(&format!("cannot be read ({error})")))?;
+        let holds_data = self.has_volume(volume)?
+            && holds_data_alone(&path).map_err(|error| kept(&format!("cannot be read ({error})")))?;
         let pool = self.open(connect)?;
         let existing = self.find(&pool, &name)?;
         let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
@@ -511,9 +500,13 @@ impl Pool {
 
     /// By libvirt what that knows of it, its disk first; then by hand whatever is left.
     fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
-        for file in self.files_of(instance)? {
-            self.behind(&file)?.map_or(Ok(()), |disk| remove_file(&disk))?;
+        // Nothing is deleted where one of them leads to what is not mounted.
+        let mut linked = Vec::new();
+        for link in self.files_of(instance)? {
+            linked.extend(self.behind(&link)?.map(|disk| [disk, link]));
         }
+        // At once: a link without its disk would hold up the next try.
+        linked.iter().flatten().try_for_each(|path| remove_file(path))?;
         if let Some(pool) = pool {
             // Of its disk libvirt may know also where the file is gone.
             delete(pool, &volume_name(instance))?;
@@ -522,19 +515,18 @@ impl Pool {
         self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
     }
 
-    /// The disk that a link in the pool leads to, since somebody has it elsewhere. None where it is no link, leads nowhere, or to what
-    /// lies in the pool itself, which is another's.
+    /// The disk that a link in the pool leads to, since somebody has it elsewhere. None where it is no link, or leads to what lies in the
+    /// pool itself, which is another's. An error where it leads nowhere.
     fn behind(&self, path: &Path) -> Result<Option<PathBuf>, CallError> {
         if !path.is_symlink() {
             return Ok(None);
         }
         let followed = |path: &Path| match path.canonicalize() {
-            Ok(leads) => Ok(Some(leads)),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(CallError::io("follow", path, &error)),
+            Err(error) if error.kind() == ErrorKind::NotFound => Err(leads_nowhere(path)),
+            leads => leads.map_err(|error| CallError::io("follow", path, &error)),
         };
         let (disk, pool) = (followed(path)?, followed(&self.path)?);
-        Ok(disk.filter(|disk| disk.is_file() && disk.parent() != pool.as_deref()))
+        Ok(Some(disk).filter(|disk| disk.is_file() && disk.parent() != Some(&pool)))
     }
 
     /// Every file of the instance: its disk, and what an external snapshot put beside it under the disk's name.
@@ -621,8 +613,18 @@ fn overlay(name: &str, base: &BaseImage, capacity: Option<u64>) -> Result<Volume
     VolumeXml::overlay(name, base, capacity.next_multiple_of(1024)).map_err(CallError::Refused)
 }
 
+/// Whether there is a disk. Of a link that leads nowhere nobody knows.
 fn is_there(path: &Path) -> Result<bool, CallError> {
-    path.try_exists().map_err(|error| CallError::io("look for the disk", path, &error))
+    match path.try_exists() {
+        Ok(false) if path.is_symlink() => Err(leads_nowhere(path)),
+        there => there.map_err(|error| CallError::io("look for the disk", path, &error)),
+    }
+}
+
+/// What to say of a link to a file system that is not mounted, which looks like one whose disk is gone.
+fn leads_nowhere(link: &Path) -> CallError {
+    let link = link.display();
+    CallError::NotNow(format!("{link} leads to what is not there: mount it, or remove the link"))
 }
 
 /// What to say of a disk that another node handed over to where one lies. Neither is given up for that: people can tell which it is.
@@ -749,18 +751,35 @@ mod tests {
     #[test]
     fn a_link_that_cannot_be_followed_is_not_taken_for_gone_and_hides_no_other() {
         let directory = tempfile::tempdir().unwrap();
-        let pool = Pool::new("p", directory.path());
-        let [loops, gone, other] = ["7d", "8d", "9d"].map(|start| -> InstanceId {
+        let place = directory.path().join("disks");
+        std::fs::create_dir(&place).unwrap();
+        let pool = Pool::new("p", &place);
+        let [loops, away, other] = ["7d", "8d", "9d"].map(|start| -> InstanceId {
             format!("{start}3c1f0a-2b4e-4c55-9a7e-0123456789ab").parse().unwrap()
         });
+        let (link, mounted) = (pool.volume_path(away), directory.path().join("mounted"));
         std::os::unix::fs::symlink(pool.volume_path(loops), pool.volume_path(loops)).unwrap();
-        std::os::unix::fs::symlink(directory.path().join("nowhere"), pool.volume_path(gone)).unwrap();
+        std::os::unix::fs::symlink(mounted.join("disk"), &link).unwrap();
         std::fs::write(pool.volume_path(other), "").unwrap();
         let [mut volumes, ..] = pool.instances().unwrap();
         volumes.sort_unstable();
-        assert_eq!(volumes, [loops, other]);
+        assert_eq!(volumes, [loops, away, other]);
         pool.has_volume(loops).expect_err("nobody knows");
-        assert!(!pool.has_volume(gone).unwrap());
+        let layer = place.join(format!("{away}.snapshot"));
+        std::fs::write(&layer, "").unwrap();
+        let says = |error| match error {
+            CallError::NotNow(why) => assert!(why.contains("mount it, or remove the link"), "{why}"),
+            other => panic!("{other:?}"),
+        };
+        says(pool.has_volume(away).unwrap_err());
+        says(pool.capacity(away).unwrap_err());
+        says(pool.remove(None, away).unwrap_err());
+        assert!(link.is_symlink() && layer.exists());
+        std::fs::create_dir(&mounted).unwrap();
+        std::fs::write(mounted.join("disk"), "").unwrap();
+        assert!(pool.has_volume(away).unwrap());
+        pool.remove(None, away).unwrap();
+        assert!(!link.is_symlink() && !mounted.join("disk").exists() && !layer.exists());
     }
 
     #[test]

@@ -71,7 +71,7 @@ pub(crate) fn hand_over(
 pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
     let own = pool.volume_path(volume);
     for come in pool.handed_over(volume)? {
-        if look(&own)?.is_some() {
+        if pool.has_volume(volume)? {
             return Err(second_disk(&come));
         }
         match rename(&come, &own) {

@@ -189,15 +189,20 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
     assert_eq!(std::fs::read(file(node, volume)).unwrap(), b"other");
     std::fs::remove_file(file(node, volume)).unwrap();
     failure(ours.hand_over(volume, NodeId::new(Uuid::new_v4())).await);
-    // Where a link leads is this node's, and one that leads nowhere is no disk, whoever looks.
+    // Where a link leads is this node's, and of one that leads nowhere nobody knows: it may not be mounted.
     let elsewhere = place.path().join("elsewhere.qcow2");
     std::fs::rename(file(own, volume), &elsewhere).unwrap();
     std::os::unix::fs::symlink(&elsewhere, file(own, volume)).unwrap();
     assert!(failure(ours.hand_over(volume, node).await).contains("is a link"));
     let hidden = place.path().join("hidden.qcow2");
     std::fs::rename(&elsewhere, &hidden).unwrap();
-    let listed = ours.list().await.unwrap();
-    assert!(!ours.observe(volume).await.unwrap().volume && !listed.get(&volume).is_some_and(|it| it.volume));
+    let not_now = |error| matches!(error, HypervisorError::NotNow { .. });
+    assert!(ours.list().await.unwrap()[&volume].volume);
+    assert!(not_now(ours.observe(volume).await.unwrap_err()));
+    assert!(not_now(ours.hand_over(volume, node).await.unwrap_err()));
+    let made = ours.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await;
+    assert!(not_now(made.unwrap_err()) && not_now(ours.destroy(volume).await.unwrap_err()));
+    assert!(file(own, volume).is_symlink());
     // What lies behind it goes with what takes its place, and with its end.
     std::fs::rename(&hidden, &elsewhere).unwrap();
     ours.create_successor(volume, &VolumeSource::Image(base()), None).await.unwrap();
