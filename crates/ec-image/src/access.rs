@@ -2,7 +2,7 @@
 //! host itself. Whoever asks for an image is not whoever runs the host.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::{fd::AsRawFd, unix::fs::OpenOptionsExt},
@@ -36,6 +36,13 @@ impl Local {
             Some(_) => Ok(()),
             None => Err(ImageError::NotLocal { path: path.to_owned() }),
         }
+    }
+
+    /// The directory that is empty or missing, where the path lies below such a one: its file system is not mounted, perhaps, and
+    /// nobody knows what is there.
+    pub(crate) fn misses(&self, path: &Path) -> Option<&Path> {
+        let own = self.0.iter().map(PathBuf::as_path);
+        own.filter(|directory| path.starts_with(directory)).find(|directory| !has_any(directory))
     }
 
     /// Opens a regular file below one of the directories.
@@ -76,6 +83,11 @@ impl Local {
             .open(format!("/proc/self/fd/{}", found.as_raw_fd()))
             .map_err(failed)
     }
+}
+
+/// Whether anything lies in a directory.
+pub(crate) fn has_any(directory: &Path) -> bool {
+    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// Which addresses may be spoken to.

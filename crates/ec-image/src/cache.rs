@@ -1,6 +1,6 @@
 //! The cache as its user sees it.
 
-use std::{collections::HashSet, path::PathBuf, sync::Arc, time::Duration};
+use std::{collections::HashSet, io, path::PathBuf, sync::Arc, time::Duration};
 
 use ec_model::{BaseImage, ImageRef, Progress};
 use ec_runtime::Host;
@@ -245,13 +245,18 @@ impl Inner {
                 let (local, ground) = (Arc::clone(&self.local), self.ground.clone());
                 let url = wanted.label.clone();
                 let brought = local::bring(&self.host, local, ground, wanted, path.clone(), state).await;
-                let (Err(ImageError::Local { .. }), Some(store)) = (&brought, self.store.clone()) else {
-                    return brought;
+                let Err(ImageError::Local { source, .. }) = &brought else { return brought };
+                let is_gone = source.kind() == io::ErrorKind::NotFound;
+                let (store, local) = (self.store.clone(), Arc::clone(&self.local));
+                let look = move || {
+                    if store.is_some_and(|store| store.misses(&path)) {
+                        return Some(ImageError::StoreAway { url });
+                    }
+                    let directory = local.misses(&path).filter(|_| is_gone)?.to_owned();
+                    Some(ImageError::LocalAway { path, directory })
                 };
-                match self.host.blocking(move || store.misses(&path)).await {
-                    Ok(true) => Err(ImageError::StoreAway { url }),
-                    _ => brought,
-                }
+                let away = self.host.blocking(look).await.ok().flatten();
+                away.map_or(brought, Err)
             }
         }
     }

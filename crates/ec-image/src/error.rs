@@ -207,6 +207,17 @@ pub enum ImageError {
         #[source]
         source: Arc<io::Error>,
     },
+    /// There is no such file, and nothing at all in the directory that it is to lie below.
+    #[error(
+        "there is no image file {path}, and {directory} of `images.local` is empty or missing on this node: is its file system mounted?",
+        path = .path.display(), directory = .directory.display()
+    )]
+    LocalAway {
+        /// The file.
+        path: PathBuf,
+        /// The directory.
+        directory: PathBuf,
+    },
     /// A `file://` URL names something that is not a file.
     #[error("the image {path} is not a regular file", path = .path.display())]
     NotAFile {
@@ -294,6 +305,7 @@ impl ImageError {
             | Self::CacheFull { .. }
             | Self::DiskFull { .. }
             | Self::StoreAway { .. }
+            | Self::LocalAway { .. }
             | Self::Interrupted => true,
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
             // What is wrong with our rights there, or with the name, another time does not mend.

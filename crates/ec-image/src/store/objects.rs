@@ -18,6 +18,8 @@ use object_store::{
 };
 use tokio::time::timeout;
 
+use crate::access::has_any;
+
 use super::{
     Sending, StoreSection,
     section::{S3Settings, Settings},
@@ -318,10 +320,6 @@ impl ImageStore {
             .map(str::to_owned)
             .ok_or_else(|| StoreFailure::Elsewhere { url: image.url.clone(), store: self.url.clone() })
     }
-}
-
-fn has_any(directory: &Path) -> bool {
-    fs::read_dir(directory).is_ok_and(|mut entries| entries.next().is_some())
 }
 
 /// What the name of an object ends with while it comes.

@@ -170,3 +170,31 @@ async fn a_store_that_is_not_mounted_yet_is_waited_for_and_an_image_that_is_gone
     let error = fetch(&cache, &wanted).await.unwrap_err();
     assert!(matches!(error, ImageError::Local { .. }) && !error.is_transient(), "{error}");
 }
+
+#[tokio::test]
+async fn a_directory_of_images_that_is_not_mounted_yet_is_waited_for() {
+    let dir = tempfile::tempdir().unwrap();
+    let [images, others] = ["images", "others"].map(|name| dir.path().join(name));
+    fs::create_dir(&others).unwrap();
+    fs::write(others.join("one"), "").unwrap();
+    let config = CacheConfig {
+        local: vec![others.clone(), images.clone()],
+        ..config(&dir.path().join("cache"), 64 << 20, Duration::from_secs(1))
+    };
+    let cache = open_cache(config).await;
+    let wanted = url(&images.join("debian/13"));
+    for _ in ["missing", "an empty mount point"] {
+        let error = fetch(&cache, &wanted).await.unwrap_err();
+        assert!(matches!(error, ImageError::LocalAway { .. }) && error.is_transient(), "{error}");
+        assert!(error.to_string().contains(&images.display().to_string()), "{error}");
+        fs::create_dir(&images).ok();
+    }
+    fs::write(images.join("another"), "").unwrap();
+    for gone in [wanted, url(&others.join("none"))] {
+        let error = fetch(&cache, &gone).await.unwrap_err();
+        assert!(matches!(error, ImageError::Local { .. }) && !error.is_transient(), "{error}");
+    }
+    fs::create_dir(images.join("debian")).unwrap();
+    fs::write(images.join("debian/13"), disk(1, 4096)).unwrap();
+    fetch(&cache, &url(&images.join("debian/13"))).await.unwrap();
+}
