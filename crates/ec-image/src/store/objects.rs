@@ -93,10 +93,10 @@ pub enum StoreFailure {
         /// How long it was waited for.
         after: Duration,
     },
-    /// A directory in which images are to lie, and nothing does.
+    /// A directory in which images are to lie, and none does.
     #[error(
-        "{path} is empty or missing, and {images} image(s) of the catalogue lie in it: is its file system mounted? \
-         (Where they are lost for good, put any file there.)",
+        "{path} is missing, or has none of the {images} image(s) of the catalogue that lie in it: is its file system mounted? \
+         (Where they are lost for good, make an empty file {path}/{one}.)",
         path = .path.display()
     )]
     NotThere {
@@ -104,6 +104,8 @@ pub enum StoreFailure {
         path: PathBuf,
         /// How many.
         images: usize,
+        /// What one of them is called there.
+        one: String,
     },
     /// The object lies elsewhere.
     #[error("the image's bytes lie at {url}, and the image store that is configured is {store}")]
@@ -169,17 +171,20 @@ impl ImageStore {
         self.name(&image.url).is_some()
     }
 
-    /// Looks whether the directory is the one that had these images: one whose file system is not mounted looks like an empty
-    /// one, and what is written or missed there is so on the wrong disk. A bucket is always the same.
+    /// Looks whether the directory is the one that had these images: one whose file system is not mounted has none of
+    /// them, and what is written or missed there is so on the wrong disk. A bucket is always the same.
     ///
     /// # Errors
     /// [`StoreFailure::NotThere`].
     pub fn attend(&self, images: &[Image]) -> Result<(), StoreFailure> {
-        let images = images.iter().filter(|image| self.name(&image.url).is_some()).count();
         let Place::Directory(path) = &self.place else { return Ok(()) };
-        match images == 0 || has_any(path) {
+        let names = images.iter().filter_map(|image| self.name(&image.url));
+        let Some(one) = names.clone().next() else { return Ok(()) };
+        match names.clone().any(|name| path.join(name).exists()) {
             true => Ok(()),
-            false => Err(StoreFailure::NotThere { path: path.clone(), images }),
+            false => {
+                Err(StoreFailure::NotThere { path: path.clone(), images: names.count(), one: one.to_owned() })
+            }
         }
     }
 
@@ -199,15 +204,17 @@ impl ImageStore {
     /// Whether all bytes of an image are there: an object gets its name once it is whole.
     ///
     /// # Errors
-    /// The store cannot be asked, or is a directory with nothing in it.
+    /// The store cannot be asked, or is a directory with nothing in it: of what is not mounted nobody knows.
     pub async fn has_whole(&self, image: &Image) -> Result<bool, StoreFailure> {
         let name = self.object(image)?;
         match &self.place {
             Place::Directory(directory) => {
                 let path = directory.join(&name);
                 match path.try_exists() {
-                    // Where it is not mounted nobody knows.
-                    Ok(false) => self.attend(std::slice::from_ref(image)).map(|()| false),
+                    // That one is missed among others says nothing of those.
+                    Ok(false) if !has_any(directory) => {
+                        self.attend(std::slice::from_ref(image)).map(|()| false)
+                    }
                     there => there.map_err(|source| StoreFailure::File { doing: "look for", path, source }),
                 }
             }
@@ -386,7 +393,11 @@ mod tests {
     use super::*;
 
     fn image(store: &str) -> Image {
-        let id: ImageId = "00000000-0000-0000-0000-000000000001".parse().unwrap();
+        image_of(1, store)
+    }
+
+    fn image_of(number: u8, store: &str) -> Image {
+        let id: ImageId = format!("00000000-0000-0000-0000-{number:012}").parse().unwrap();
         let image = serde_json::json!({
             "id": id, "name": "x", "project": "p", "status": "active", "url": format!("{store}/{id}"),
             "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
@@ -441,7 +452,10 @@ mod tests {
             "and nobody knows what lies on what is not mounted"
         );
         fs::write(path.join("one"), "").unwrap();
-        store.attend(&ours).unwrap();
+        let why = store.attend(&ours).unwrap_err().to_string();
+        assert!(
+            why.contains("none of the 1 image(s)") && why.contains(&path.join(name).display().to_string())
+        );
         assert!(!store.has_whole(&ours[0]).await.unwrap());
         assert!(
             store.keeps(&ours[0]) && store.images().await.unwrap().is_empty(),
@@ -451,6 +465,9 @@ mod tests {
             fs::write(path.join(name), "").unwrap();
             assert_eq!(store.images().await.unwrap(), [ours[0].id].into());
         }
+        store.attend(&ours).unwrap();
+        store.attend(&[image_of(2, &url), ours[0].clone()]).unwrap();
+        store.attend(&[image_of(2, &url)]).unwrap_err();
         assert!(store.has_whole(&ours[0]).await.unwrap());
     }
 
