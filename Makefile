@@ -139,7 +139,7 @@ fuzz-placement:
 SEEDS ?= 0..3000
 sim:
 	scripts/check-rust.sh
-	cargo run --profile sim --locked -p ec-sim --all-features -- $(SEEDS) --jobs $$(nproc)
+	scripts/simulation.sh run --locked -p ec-sim --all-features -- $(SEEDS) --jobs $$(nproc)
 
 guards:
 	scripts/check-rust.sh

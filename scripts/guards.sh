@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 seeds=${SEEDS:-0..3000}
-CARGO_INCREMENTAL=0 cargo build --quiet --profile sim --locked -p ec-sim --all-features --bin ec-sim
+scripts/simulation.sh build --quiet --locked -p ec-sim --all-features --bin ec-sim
 if [ $# -eq 0 ]; then
   # Each call in a chain of its own line; tests compare what they want.
   mapfile -t places < <(grep -rn --include=*.rs '\.when(' crates/ec-cloud/src ecompute/src |
@@ -14,7 +14,7 @@ if [ $# -eq 0 ]; then
 fi
 missed=0
 for place; do
-  if log=$(PLANTED=$place "${CARGO_TARGET_DIR:-target}/sim/ec-sim" "$seeds" --first); then
+  if log=$(PLANTED=$place "${CARGO_TARGET_DIR:-target}/sim/debug/ec-sim" "$seeds" --first); then
     echo "$place  NOT FOUND in $seeds"
     missed=$((missed + 1))
     continue

@@ -72,5 +72,5 @@ fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.
 # Without what .ci/run has to look for lints: `make sim` beside this has built it already.
-env -u RUSTC_WORKSPACE_WRAPPER cargo nextest run --cargo-profile sim --locked -p ec-sim --all-features --test '*'
+env -u RUSTC_WORKSPACE_WRAPPER scripts/simulation.sh nextest run --locked -p ec-sim --all-features --test '*'
 scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE"
