@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{Arc, PoisonError},
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -438,21 +438,35 @@ pub(crate) async fn claim_kept(
         inventory.into_iter().map(of_class).collect::<BTreeMap<_, _>>()
     };
     let (with, without) = (kept(None), kept(Some(instance)));
+    // By class: what was noted before of what is reserved, and what is noted of it now.
+    let noted: Mutex<BTreeMap<String, (Option<u64>, u64)>> = Mutex::default();
     let change = |current: &BTreeMap<String, Inventory>| {
         let mut wanted = current.clone();
         for (class, inventory) in &mut wanted {
             let of = |kept: &BTreeMap<String, u64>| kept.get(class).copied().unwrap_or(0);
             let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).get(class).copied();
-            // What an operator locked stays so.
+            // What an operator locked stays so, and is not noted for this agent's own.
             if inventory.reserved < inventory.total || told == Some(inventory.reserved) {
                 let less = inventory.reserved.saturating_sub(of(&with) - of(&without));
                 inventory.reserved = less.max(of(&without)).min(inventory.reserved);
+                let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+                noted.entry(class.clone()).or_insert((told, 0)).1 = inventory.reserved;
+                note_reserved(parts, [(class.as_str(), &*inventory)]);
             }
         }
-        note_reserved(parts, wanted.iter().map(|(class, inventory)| (class.as_str(), inventory)));
         wanted
     };
-    parts.placement.claim_reserved(instance, allocations, owner, parts.node, change).await
+    let claimed = parts.placement.claim_reserved(instance, allocations, owner, parts.node, change).await;
+    if matches!(&claimed, Err(error) if !matches!(error, PlacementError::Unreachable { .. })) {
+        // It was not done: what stands there is this agent's own still, and must not pass for an operator's.
+        let mut reserved = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        for (class, (before, now)) in noted.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            if let Some(before) = before.filter(|_| reserved.get(&class) == Some(&now)) {
+                reserved.insert(class, before);
+            }
+        }
+    }
+    claimed
 }
 
 /// What guests take that are here and not counted, by class, but for one. Of storage that is shared each node would have its own opinion.
