@@ -9,6 +9,7 @@ mod callers;
 mod controller;
 mod etcd;
 mod groups;
+mod guards;
 mod guests;
 mod heal;
 mod host;
@@ -93,6 +94,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         controller::ALL,
         callers::ALL,
         groups::ALL,
+        guards::ALL,
     ]
     .into_iter()
     .flatten()

@@ -3,8 +3,9 @@
 use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Ask, Awaited, Cloud, CloudError, Guest, Joining, Naming, Scheduled, Verb, View, Wanted, act,
-    create_group, delete_group, destroy, heal, list, schedule, until_active, until_done,
+    Ask, Awaited, Cloud, CloudError, CloudResult, Doomed, Guest, Joining, Naming, Scheduled, Verb, View,
+    Wanted, act, create_group, delete_group, destroy, destroy_called, heal, list, schedule, until_active,
+    until_done,
 };
 use ec_model::{AccessKind, Blob, ImageRef, InstanceId, Policy, RequestId, ResourceQuery, Restart, State};
 use tokio::{sync::mpsc::UnboundedReceiver, time::sleep};
@@ -411,7 +412,29 @@ pub(crate) async fn doom(
     world.log(actor, format!("destroy {instance}"));
     // From here on it may arrive.
     world.judge(|referee, _| referee.wished_away(instance));
-    match destroy(cloud, instance).await {
+    doomed(world, actor, instance, destroy(cloud, instance).await)
+}
+
+/// The same of what was called so when somebody looked.
+pub(crate) async fn doom_called(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    instance: InstanceId,
+    name: &str,
+) -> Result<(), String> {
+    world.log(actor, format!("destroy {instance}, called {name}"));
+    world.judge(|referee, _| referee.wished_away(instance));
+    doomed(world, actor, instance, destroy_called(cloud, instance, name, &[]).await)
+}
+
+fn doomed(
+    world: &World,
+    actor: Actor,
+    instance: InstanceId,
+    told: CloudResult<Doomed>,
+) -> Result<(), String> {
+    match told {
         Ok(_) => {
             world.log(actor, format!("is told: {instance} goes"));
             world.judge(|referee, _| referee.doomed(instance));

@@ -4,11 +4,11 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_cloud::{
-    Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Restoring, Scheduled, attach, create_volume,
-    delete_volume, detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to,
+    Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Restoring, Scheduled, attach, copy_for_image,
+    create_volume, delete_volume, detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to,
     restore_snapshot, restore_volume, snapshot_of, until_active, until_done, volumes,
 };
-use ec_model::{CopyOf, ImageRef, InstanceId, NodeId, Status, decode};
+use ec_model::{CopyOf, ImageId, ImageRef, InstanceId, NodeId, Status, decode};
 use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
 
@@ -224,6 +224,19 @@ pub(crate) async fn snapshot(
         create_volume(cloud, &new, stop).await
     };
     answered(world, actor, made.await)
+}
+
+/// Asks for a copy from which an image is to be made; where it is.
+pub(crate) async fn copy_for(
+    world: &Arc<World>,
+    actor: Actor,
+    cloud: &Cloud,
+    image: ImageId,
+    of: &ImageRef,
+    stop: &CancellationToken,
+) -> Result<Scheduled, String> {
+    world.log(actor, format!("copy for the image {image}"));
+    answered(world, actor, copy_for_image(cloud, image, of, None, stop).await)
 }
 
 /// Asks that a volume be made anew.

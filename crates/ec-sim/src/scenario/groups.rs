@@ -81,14 +81,14 @@ pub(super) const ALL: &[Scenario] = &[
 
 const MEMBERS: &str = "/ecompute/members/";
 
-async fn place(stage: &Stage, number: u32, name: &'static str) -> Result<Scheduled, String> {
+pub(super) async fn place(stage: &Stage, number: u32, name: &'static str) -> Result<Scheduled, String> {
     let group = Some("g");
     let order =
         Order { name: Some(name), data: false, query: SMALL, restart: Restart::No, group, boot: None };
     stage.user(number).order(order).await
 }
 
-async fn group(stage: &Stage, policy: Policy) {
+pub(super) async fn group(stage: &Stage, policy: Policy) {
     if let Err(why) = stage.user(1).makes_group("g", policy).await {
         stage.fail::<()>(format!("no group: {why}")).await;
     }

@@ -196,6 +196,8 @@ async fn not_heard(stage: Stage) {
     stage.until_well(guest).await;
     stage.stays(guest, 120, "well", Sight::is_well).await;
     stage.demand(acts_upon(&stage, guest) == before, "nothing was done to it").await;
+    let is = record(&stage, guest).and_then(|record| record.spec.resources.get("VCPU").copied());
+    stage.demand(is == Some(1), "it is recorded as large as it is").await;
 }
 
 async fn locked_and_lost(stage: Stage) {

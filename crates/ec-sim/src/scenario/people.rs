@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_cloud::{Cloud, Scheduled, Verb, View};
-use ec_model::{AccessKind, CopyOf, InstanceId, NodeId, Policy, Restart, State};
+use ec_model::{AccessKind, CopyOf, ImageId, ImageRef, InstanceId, NodeId, Policy, Restart, State};
 use tokio_util::sync::CancellationToken;
 
 use super::Stage;
@@ -105,6 +105,12 @@ impl User {
         self.living(user::doom(&self.stage.world, self.actor, cloud, instance)).await
     }
 
+    /// Destroys what is called so.
+    pub(super) async fn destroys_called(&self, instance: InstanceId, name: &str) -> Result<(), String> {
+        let cloud = self.cloud()?;
+        self.living(user::doom_called(&self.stage.world, self.actor, cloud, instance, name)).await
+    }
+
     /// Asks something of an instance, and waits until it is so.
     pub(super) async fn wish(&self, instance: InstanceId, verb: &Verb) -> Result<Option<State>, String> {
         let cloud = self.cloud()?;
@@ -131,6 +137,12 @@ impl User {
 
     pub(super) async fn makes_volume(&self, order: volumes::Order) -> Result<InstanceId, String> {
         let made = volumes::make(&self.stage.world, self.actor, self.cloud()?, order, &self.stop);
+        Ok(self.living(made).await?.instance)
+    }
+
+    /// Has a copy be made for an image.
+    pub(super) async fn copies_for(&self, image: ImageId, of: &ImageRef) -> Result<InstanceId, String> {
+        let made = volumes::copy_for(&self.stage.world, self.actor, self.cloud()?, image, of, &self.stop);
         Ok(self.living(made).await?.instance)
     }
 
