@@ -6,15 +6,20 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 tests=${CARGO_TARGET_DIR:-target}
 export CARGO_TARGET_DIR=$tests/sim
+mkdir -p "$CARGO_TARGET_DIR"
+# One after the other; what a build beside this one changes meanwhile is built anew.
+exec {lock}>"$CARGO_TARGET_DIR/taking"
+flock "$lock"
 if [ ! -e "$CARGO_TARGET_DIR/debug" ] && [ -e "$tests/debug/.fingerprint" ]; then
   taken=$CARGO_TARGET_DIR/taken
   rm -rf "$taken"
   mkdir -p "$taken"
   # What cargo writes where it lies is copied; the compiler makes each of its files anew.
-  cp -a "$tests"/debug/{.fingerprint,build} "$taken"
-  cp -al "$tests/debug/deps" "$taken"
+  cp -a "$tests"/debug/{.fingerprint,build} "$taken" 2>/dev/null || true
+  cp -al "$tests/debug/deps" "$taken" 2>/dev/null || true
   mv "$taken" "$CARGO_TARGET_DIR/debug"
 fi
+exec {lock}>&-
 verb=("$1")
 [ "$1" != nextest ] || verb+=("$2")
 exec cargo "${verb[@]}" --config crates/ec-sim/optimised.toml "${@:${#verb[@]}+1}"

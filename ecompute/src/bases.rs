@@ -11,6 +11,8 @@ use std::{
 use ec_metadata::RecordDir;
 use ec_model::InstanceId;
 
+use crate::storage::LOCAL_MARK;
+
 /// The digests of the bases that some disk stands on, as the disks themselves say, or is about to, as the records do.
 /// Where one of them cannot be read, that is all bases: rather a full disk than a guest without its base.
 pub(crate) fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<String> {
@@ -82,6 +84,10 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
     for entry in entries {
         let entry = entry.map_err(failed)?;
         let path = entry.path();
+        // It is to lead nowhere, and is no disk.
+        if entry.file_name() == LOCAL_MARK {
+            continue;
+        }
         match fs::metadata(&path) {
             Ok(found) if found.is_file() => files.push(path),
             Ok(_) => {}
@@ -130,6 +136,7 @@ mod tests {
         for made in [&bases, &disks] {
             fs::create_dir(made).unwrap();
         }
+        symlink("an-id", disks.join(LOCAL_MARK)).unwrap();
         for base in ["aa", "bb", "cc", "dd"] {
             qemu_img(&["create", "-q", "-f", "qcow2", &format!("{base}.qcow2"), "1M"], &bases);
         }

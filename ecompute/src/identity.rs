@@ -119,12 +119,16 @@ pub(crate) fn keep(path: &Path, temporary: &Path, line: impl Display) -> io::Res
 /// The same where there is no such file; one that is there, or that another host makes at the same time, stays as it is.
 pub(crate) fn keep_first(path: &Path, temporary: &Path, line: impl Display) -> io::Result<()> {
     write(temporary, line)?;
+    use io::ErrorKind::{AlreadyExists, PermissionDenied, Unsupported};
     match fs::hard_link(temporary, path) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-            // A file system without such links: of two at the same time the later one stays.
-            fs::rename(temporary, path)?;
-        }
-        _ => fs::remove_file(temporary)?,
+        Ok(()) => fs::remove_file(temporary)?,
+        Err(error) if error.kind() == AlreadyExists => fs::remove_file(temporary)?,
+        // A file system without such links: of two in the same moment the later one stays.
+        Err(error) if matches!(error.kind(), PermissionDenied | Unsupported) => match path.try_exists()? {
+            true => fs::remove_file(temporary)?,
+            false => fs::rename(temporary, path)?,
+        },
+        Err(error) => return Err(error),
     }
     keep_name(path)
 }
@@ -136,7 +140,7 @@ fn write(path: &Path, line: impl Display) -> io::Result<()> {
 }
 
 /// The name too must outlive a power cut: placement and etcd will know this uuid in a moment.
-fn keep_name(path: &Path) -> io::Result<()> {
+pub(crate) fn keep_name(path: &Path) -> io::Result<()> {
     File::open(path.parent().unwrap_or(Path::new("/")))?.sync_all()
 }
 

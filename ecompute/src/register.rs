@@ -302,13 +302,16 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
         note_reserved(parts, [(DISK, current)]);
     }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    // What others reserve there is not taken back by who tells that it became smaller.
+    let mut is_others = false;
     if is_shared
         && !anew
         && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get_mut(DISK))
         && told.get(DISK) != Some(&current.reserved)
+        && disk.reserved < current.reserved
     {
-        // What others reserve there is not taken back by who tells that it became smaller.
-        disk.reserved = disk.reserved.max(current.reserved).min(disk.total);
+        disk.reserved = current.reserved.min(disk.total);
+        is_others = true;
     }
     wanted.retain(|class, inventory| {
         let is_others = is_shared && class == DISK && !anew;
@@ -320,7 +323,14 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
         return Ok(());
     }
     tracing::info!(amounts = %serde_json::json!(wanted), "what this node has to give has changed");
-    tell(parts, &wanted).await
+    let outcome = tell(parts, &wanted).await;
+    if is_others {
+        // Nor later, as if it were this agent's own.
+        let mut reserved = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.remove(DISK);
+        reserved.extend(told.get(DISK).map(|own| (DISK.to_owned(), *own)));
+    }
+    outcome
 }
 
 /// Whether a class is to be told anew: where another amount is reserved, or it is not what the agent registers at its start, as in a
@@ -444,7 +454,12 @@ pub(crate) async fn claim_kept(
         let mut wanted = current.clone();
         for (class, inventory) in &mut wanted {
             let of = |kept: &BTreeMap<String, u64>| kept.get(class).copied().unwrap_or(0);
-            let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).get(class).copied();
+            // As it was before the first try.
+            let first =
+                noted.lock().unwrap_or_else(PoisonError::into_inner).get(class).map(|(told, _)| *told);
+            let told = first.unwrap_or_else(|| {
+                parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).get(class).copied()
+            });
             // What an operator locked stays so, and is not noted for this agent's own.
             if inventory.reserved < inventory.total || told == Some(inventory.reserved) {
                 let less = inventory.reserved.saturating_sub(of(&with) - of(&without));

@@ -26,6 +26,7 @@ use crate::{
     parts::Parts,
     register::RETRY,
 };
+pub(crate) use local::MARK as LOCAL_MARK;
 use mark::Mark;
 
 /// In the directory that is shared: the name of the storage and its id.
@@ -197,6 +198,9 @@ pub(crate) enum StorageError {
         /// Where that is remembered.
         used: PathBuf,
     },
+    /// Placement says for good that it does not tell who uses it.
+    #[error(transparent)]
+    Placement(PlacementError),
     /// It is another.
     #[error("shared_storage.name: what is mounted at {} is `{is}`, not `{name}`", path.display())]
     Other {
@@ -323,6 +327,12 @@ pub(crate) async fn refuse_new(
             Ok(nodes) => {
                 let by = nodes.iter().find(|other| **other == node).or(nodes.first());
                 return by.map_or(Ok(()), |by| Err(StorageError::New { path, name, by: *by }));
+            }
+            // A replica hears of a new token when it hears of it.
+            Err(error)
+                if !error.is_transient() && !matches!(error, PlacementError::Denied { status: 401, .. }) =>
+            {
+                return Err(StorageError::Placement(error));
             }
             Err(error) => {
                 if !std::mem::replace(&mut told, true) {

@@ -80,7 +80,9 @@ pub(crate) async fn act(
 ) -> Result<(), Failure> {
     let certain = matches!(verb, Verb::Rebuild(_));
     let patience = Patience::new(waiting)?;
-    let ask = async |instance, _: &[LabelSelector]| ask_of(session, verb, instance, &patience).await;
+    let ask = async |instance, selectors: &[LabelSelector]| {
+        ask_of(session, verb, instance, selectors, &patience).await
+    };
     let wait = async |done: Done, awaited, shown: &Shown| {
         let state = come_to(session, verb, awaited, shown, &patience).await?;
         Ok(done.being(&state))
@@ -282,10 +284,11 @@ async fn ask_of(
     session: &Session,
     verb: &Verb,
     instance: InstanceId,
+    selectors: &[LabelSelector],
     patience: &Patience,
 ) -> Result<(Done, Option<Awaiting>), Failure> {
-    let Acted { node, node_alive, awaited, already } =
-        ec_cloud::act(&session.cloud, instance, verb).await.map_err(|error| session.failed(error))?;
+    let acted = ec_cloud::act_selected(&session.cloud, instance, verb, selectors).await;
+    let Acted { node, node_alive, awaited, already } = acted.map_err(|error| session.failed(error))?;
     if let Some(why) = &already {
         tell(&format!("eschedule: {instance}: {why}"));
     }

@@ -292,9 +292,14 @@ fn of_images(
     there: &BTreeSet<ImageId>,
     unrecorded: &BTreeSet<ImageId>,
 ) -> Vec<Finding> {
+    let mut found = Vec::new();
     if let Err(error) = store.attend(stored) {
         let mend = "mount it; images that lie there cannot be had from here until then";
-        return vec![Finding::failed("image store", chain(&error), mend)];
+        found.push(Finding::failed("image store", chain(&error), mend));
+        if there.is_empty() {
+            return found;
+        }
+        // Or it is mounted, and another time's catalogue was put back.
     }
     let is_whole = |image: &&Image| image.status == ImageStatus::Active && store.keeps(image);
     let gone = stored.iter().filter(is_whole).filter(|image| !there.contains(&image.id));
@@ -315,10 +320,10 @@ fn of_images(
             ),
         ),
     ];
-    let findings: Vec<_> = findings.into_iter().flatten().collect();
-    match findings.is_empty() {
+    found.extend(findings.into_iter().flatten());
+    match found.is_empty() {
         true => vec![Finding::ok("image store", format!("{} images lie at {url}", there.len()))],
-        false => findings,
+        false => found,
     }
 }
 

@@ -148,7 +148,7 @@ pub(crate) async fn snapshot(
                 true => snapshots.clone(),
                 false => uuids(ec_cloud::select_volumes(cloud, &label, true).await?),
             };
-            delete(session, "SNAPSHOT", &words, snapshots.len() == 1, waiting, output).await
+            delete(session, "SNAPSHOT", &words, &label, snapshots.len() == 1, waiting, output).await
         }
     }
 }

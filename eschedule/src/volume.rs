@@ -346,7 +346,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
                 true => volumes.clone(),
                 false => uuids(ec_cloud::select_volumes(cloud, &label, false).await?),
             };
-            delete(session, "VOLUME", &words, volumes.len() == 1, waiting, output).await
+            delete(session, "VOLUME", &words, &label, volumes.len() == 1, waiting, output).await
         }
     }
 }
@@ -484,11 +484,12 @@ pub(crate) fn uuids(volumes: Vec<InstanceId>) -> Vec<String> {
     volumes.iter().map(ToString::to_string).collect()
 }
 
-/// Deletes each, as [`each`] says.
+/// Deletes each, as [`each`] says; what was selected by labels is spared where somebody has changed them since.
 pub(crate) async fn delete(
     session: &Session,
     what: &str,
     volumes: &[String],
+    selectors: &[LabelSelector],
     is_one: bool,
     waiting: Waiting,
     output: Output,
@@ -497,7 +498,8 @@ pub(crate) async fn delete(
     let patience = Patience::new(waiting)?;
     let meant = async |word: &str| certain(session, word).await;
     let ask = async |volume, word: &str| {
-        let doomed = ec_cloud::delete_volume(cloud, volume).await.map_err(|error| session.failed(error))?;
+        let doomed = ec_cloud::delete_selected_volume(cloud, volume, selectors).await;
+        let doomed = doomed.map_err(|error| session.failed(error))?;
         let Doomed::By { node, alive } = doomed else {
             return Ok(Asked::Done(Deleted::one(cloud, what, word, "DELETED")));
         };

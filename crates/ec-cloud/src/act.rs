@@ -2,7 +2,7 @@
 
 use ec_model::{
     ActionVerb, Desired, Doc, Extent, ImageRef, Instance, InstanceId, Node, NodeId, PowerWish, Rebuild,
-    Record, Request, Rescue, Resize, State, Workload, decode,
+    Record, Request, Rescue, Resize, State, Workload, decode, input::LabelSelector,
 };
 use ec_plan::{
     sizes::reverted,
@@ -15,6 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
+    destroy::Chosen,
     heal::RECORD_LOST,
     history::{Asked, last_of, note},
     image,
@@ -51,7 +52,21 @@ pub struct Acted {
 /// # Errors
 /// It cannot be as the instance stands: [`CloudError::Refused`], with nothing changed.
 pub async fn act(cloud: &Cloud, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
-    act_as(cloud, Workload::Machine, instance, verb).await
+    act_as(cloud, Workload::Machine, instance, verb, Chosen::uuid()).await
+}
+
+/// The same of one that was selected by its labels: it is spared where somebody has changed them since.
+///
+/// # Errors
+/// As [`act`]; [`CloudError::Refused`] where a selector does not take it any more.
+pub async fn act_selected(
+    cloud: &Cloud,
+    instance: InstanceId,
+    verb: &Verb,
+    selectors: &[LabelSelector],
+) -> CloudResult<Acted> {
+    let chosen = Chosen::By { labels: selectors, name: None };
+    act_as(cloud, Workload::Machine, instance, verb, chosen).await
 }
 
 /// The same of any kind of workload: what a volume has on it, and its size, are changed by who says that it is one.
@@ -60,8 +75,9 @@ pub(crate) async fn act_as(
     kind: Workload,
     instance: InstanceId,
     verb: &Verb,
+    chosen: Chosen<'_>,
 ) -> CloudResult<Acted> {
-    let acted = wish(cloud, kind, instance, verb).await;
+    let acted = wish(cloud, kind, instance, verb, chosen).await;
     let is_over = match (&acted, verb) {
         // What was claimed for it is needed; or this is the second time, and nothing is known of what became of the first.
         (Ok(acted), Verb::Resize(_)) => acted.already.is_some(),
@@ -76,7 +92,13 @@ pub(crate) async fn act_as(
     acted
 }
 
-async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) -> CloudResult<Acted> {
+async fn wish(
+    cloud: &Cloud,
+    kind: Workload,
+    instance: InstanceId,
+    verb: &Verb,
+    chosen: Chosen<'_>,
+) -> CloudResult<Acted> {
     let mut unheard: Option<Unheard> = None;
     let (mut let_go_unheard, mut unlock_unheard) = (false, false);
     for _ in 0..TRIES {
@@ -112,6 +134,10 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
         }
         if let_go_unheard && record.record.locked.is_none() {
             return Ok(acted(&known, None, None));
+        }
+        // What is written compares the record.
+        if !chosen.means(Some(&record.record), None, None) {
+            return Err(chosen.spared(instance));
         }
         // In the words of who asks.
         let word = verb.name_of(kind);
@@ -189,7 +215,11 @@ async fn wish(cloud: &Cloud, kind: Workload, instance: InstanceId, verb: &Verb) 
             && record.record.kind.is_machine()
         {
             // Its disk never shrinks.
-            let memory = extent.resources.iter().filter(|(class, _)| *class == "MEMORY_MB");
+            // Nor is it to have more than it has had all along, whatever its image has been said to need since.
+            let had = &record.record.spec.resources;
+            let is_less = |class: &str, amount| had.get(class).is_none_or(|had| amount < *had);
+            let memory = extent.resources.iter();
+            let memory = memory.filter(|(class, amount)| *class == "MEMORY_MB" && is_less(class, **amount));
             let memory = memory.map(|(class, amount)| (class.clone(), *amount)).collect();
             image::fits(cloud, its_own, &memory).await?;
         }

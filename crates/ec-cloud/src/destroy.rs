@@ -87,7 +87,12 @@ impl Chosen<'_> {
     }
 
     /// Whether it is meant still. Of labels the record alone tells; of a name what there is of the three.
-    fn means(&self, record: Option<&Instance>, request: Option<&Request>, status: Option<&Status>) -> bool {
+    pub(crate) fn means(
+        &self,
+        record: Option<&Instance>,
+        request: Option<&Request>,
+        status: Option<&Status>,
+    ) -> bool {
         match self {
             Self::By { labels, name } => record.is_none_or(|record| {
                 let called = record.name.as_deref().unwrap_or_default();
@@ -106,12 +111,12 @@ impl Chosen<'_> {
     }
 
     /// That an instance is not meant any more.
-    fn spared(&self, instance: InstanceId) -> CloudError {
+    pub(crate) fn spared(&self, instance: InstanceId) -> CloudError {
         CloudError::Refused(match self {
             Self::By { labels, name } => {
                 let called = name.map(|name| format!("is not called `{name}` or ")).unwrap_or_default();
                 let labels = in_words(labels);
-                format!("{instance} {called}has not the label {labels} any more, and was not destroyed")
+                format!("{instance} {called}has not the label {labels} any more, and was left as it is")
             }
             Self::CopyFor(image) => format!(
                 "{instance} is not called as the copy for image {image} any more, and was not deleted"

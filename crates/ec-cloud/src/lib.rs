@@ -58,7 +58,7 @@ use ec_placement_client::Placement;
 use ec_runtime::Host;
 use ec_store::Store;
 
-pub use act::{Acted, act};
+pub use act::{Acted, act, act_selected};
 pub use ask::{Ask, Guest, Wanted};
 pub use catalog::{
     add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs, no_keypair,
@@ -102,9 +102,9 @@ pub use sizes::{settle, tend_claims};
 pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{
-    Attached, NewVolume, VolumeView, attach, create_volume, delete_called_volume, delete_volume, detach,
-    extend_volume, let_go, nameable, node_of_copy, resolve_volume, restore_volume, room_of, snapshot_of,
-    until_free, volume, volumes,
+    Attached, NewVolume, VolumeView, attach, create_volume, delete_called_volume, delete_selected_volume,
+    delete_volume, detach, extend_volume, let_go, nameable, node_of_copy, resolve_volume, restore_volume,
+    room_of, snapshot_of, until_free, volume, volumes,
 };
 pub use wait::{Awaited, Step, until_active, until_done, until_gone};
 pub use watch::{Seen, Watched, What, watch};

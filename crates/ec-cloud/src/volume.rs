@@ -256,7 +256,7 @@ pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> C
     }
     let query = gigabytes(size_gb)?;
     let extent = Extent { query: query.text().to_owned(), resources: query.total() };
-    act_as(cloud, Workload::Volume, volume, &Verb::Resize(extent)).await
+    act_as(cloud, Workload::Volume, volume, &Verb::Resize(extent), Chosen::uuid()).await
 }
 
 /// Has a volume be made anew as this copy, or of this image: what was written on it goes.
@@ -269,7 +269,7 @@ pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) ->
         let why = "it is what it would be made of";
         return Err(CloudError::Refused(format!("cannot restore volume {volume}: {why}")));
     }
-    act_as(cloud, Workload::Volume, volume, &Verb::Rebuild(Some(of.clone()))).await
+    act_as(cloud, Workload::Volume, volume, &Verb::Rebuild(Some(of.clone())), Chosen::uuid()).await
 }
 
 /// An error where a machine has this volume, and is not stopped: what it holds in its memory is of the disk that there is. Its
@@ -709,6 +709,18 @@ pub async fn until_free(
 /// A machine has it: [`CloudError::Refused`], with nothing changed.
 pub async fn delete_volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<Doomed> {
     delete_chosen(cloud, volume, Chosen::uuid()).await
+}
+
+/// The same of one that was selected by its labels: it is spared where somebody has changed them since.
+///
+/// # Errors
+/// As [`delete_volume`]; [`CloudError::Refused`] where a selector does not take it any more.
+pub async fn delete_selected_volume(
+    cloud: &Cloud,
+    volume: InstanceId,
+    selectors: &[LabelSelector],
+) -> CloudResult<Doomed> {
+    delete_chosen(cloud, volume, Chosen::By { labels: selectors, name: None }).await
 }
 
 /// The same of one that was selected by its labels and called so, or nothing: it is spared where somebody has changed that since.

@@ -233,7 +233,13 @@ fn with_volume(
         None if next.is_some() && all.iter().any(|(_, it)| it.volumes.is_some()) => (Fate::Overtaken, None),
         None if next.is_some() => (Fate::Unknown, None),
         None => match settled {
-            Some(it) if it.volumes_failed.is_some() => (Fate::Failed, None),
+            // Which of them it was about nobody says: the last that was asked for.
+            Some(it) if it.volumes_failed.is_some() => {
+                let is_later =
+                    |other: &&Action| other.generation > action.generation && other.volume.is_some();
+                let is_last = !actions.actions.iter().any(|other| is_later(&other));
+                (if is_last { Fate::Failed } else { Fate::Unknown }, None)
+            }
             Some(it) if it.volumes.iter().any(|has| has.volume == volume) == wants => (Fate::Done, None),
             _ => (Fate::Pending, None),
         },

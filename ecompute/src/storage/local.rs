@@ -1,19 +1,26 @@
-//! Guests' disks on a file system of this node's own, which may be one by itself: whether it is mounted is told by a file in it.
+//! Guests' disks on a file system of this node's own, which may be one by itself: whether it is mounted is told by what lies in it.
 
-use std::{fs, os::unix::fs::DirBuilderExt, path::Path};
+use std::{
+    fs, io,
+    os::unix::fs::{DirBuilderExt, symlink},
+    path::Path,
+};
 
 use super::{StorageError, new_id, read};
-use crate::{config::DISKS, identity::keep};
+use crate::{
+    config::DISKS,
+    identity::{keep, keep_name},
+};
 
-/// Beside the disks: an id that nothing else has.
-pub(super) const MARK: &str = "etcd-compute.disks";
+/// Beside the disks: a link that leads to an id which nothing else has, so nowhere. Of a file libvirt would make a volume of their pool.
+pub(crate) const MARK: &str = "etcd-compute.disks";
 /// In the state directory: the id of what its guests' disks lie on.
 pub(super) const USED: &str = "local-disks";
 
 /// Whether what lies there may be what this node's guests have their disks on.
 pub(super) fn check(state_dir: &Path) -> Result<(), StorageError> {
     let (disks, used) = (state_dir.join(DISKS), state_dir.join(USED));
-    match (id(&used)?, id(&disks.join(MARK))?) {
+    match (id(&used)?, marked(&disks.join(MARK))?) {
         (Some(noted), found) if found.as_ref() != Some(&noted) => {
             Err(StorageError::OtherDisks { disks, noted, found, used })
         }
@@ -36,7 +43,7 @@ pub(super) fn take(state_dir: &Path) -> Result<(), StorageError> {
         move |source| StorageError::Io { what, path, source }
     };
     let mark = disks.join(MARK);
-    let id = match id(&mark)? {
+    let id = match marked(&mark)? {
         Some(id) => id,
         None => {
             // Others than its owner may pass, as QEMU has to.
@@ -46,12 +53,21 @@ pub(super) fn take(state_dir: &Path) -> Result<(), StorageError> {
                 .create(&disks)
                 .map_err(failed("make directory", &disks))?;
             let id = new_id();
-            keep(&mark, &mark.with_extension("new"), &id).map_err(failed("write", &mark))?;
+            symlink(&id, &mark).and_then(|()| keep_name(&mark)).map_err(failed("make", &mark))?;
             id
         }
     };
     // Last: a start that was broken off before finds a mark and no note, and takes it over.
     keep(&used, &used.with_extension("new"), id).map_err(failed("write", &used))
+}
+
+/// The id that the mark leads to.
+fn marked(mark: &Path) -> Result<Option<String>, StorageError> {
+    match fs::read_link(mark) {
+        Ok(id) => Ok(Some(id.display().to_string())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(source) => Err(StorageError::Io { what: "read", path: mark.to_owned(), source }),
+    }
 }
 
 /// What is written there; an empty file says nothing.
@@ -79,7 +95,7 @@ mod tests {
         let why = refused();
         assert!(why.contains("mount that there again") && why.contains("local-disks"), "{why}");
         assert_eq!(fs::read_dir(&disks).unwrap().count(), 0, "nothing is written there");
-        fs::write(disks.join(MARK), "another\n").unwrap();
+        symlink("another", disks.join(MARK)).unwrap();
         assert!(refused().contains("says `another`"));
         // Of an operator who says that the first ones will not come again.
         fs::remove_file(state.path().join(USED)).unwrap();
@@ -95,13 +111,10 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let disks = state.path().join(DISKS);
         fs::create_dir(&disks).unwrap();
-        fs::write(disks.join(MARK), "").unwrap();
-        fs::write(disks.join("etcd-compute.new"), "half").unwrap();
+        symlink("one", disks.join(MARK)).unwrap();
+        fs::write(state.path().join(USED), "").unwrap();
         take(state.path()).unwrap();
-        let id = fs::read_to_string(disks.join(MARK)).unwrap();
-        fs::remove_file(state.path().join(USED)).unwrap();
-        take(state.path()).unwrap();
-        assert_eq!(fs::read_to_string(state.path().join(USED)).unwrap(), id);
+        assert_eq!(fs::read_to_string(state.path().join(USED)).unwrap(), "one\n");
         assert_eq!(fs::read_dir(&disks).unwrap().count(), 1);
     }
 }

@@ -178,7 +178,9 @@ impl ImageStore {
     /// [`StoreFailure::NotThere`].
     pub fn attend(&self, images: &[Image]) -> Result<(), StoreFailure> {
         let Place::Directory(path) = &self.place else { return Ok(()) };
-        let names = images.iter().filter_map(|image| self.name(&image.url));
+        // One that is being taken away may be gone.
+        let stay = images.iter().filter(|image| image.status != ImageStatus::PendingDelete);
+        let names = stay.filter_map(|image| self.name(&image.url));
         let Some(one) = names.clone().next() else { return Ok(()) };
         match names.clone().any(|name| path.join(name).exists()) {
             true => Ok(()),

@@ -19,6 +19,8 @@ use crate::ImageId;
 
 /// Who sends an image's bytes says at least this often that it is still at it.
 const STALE: SignedDuration = SignedDuration::from_mins(10);
+/// So far a clock may be ahead of another one.
+const AHEAD: SignedDuration = SignedDuration::from_hours(24);
 
 /// An image that has a name. What an instance is made from is copied into its [`crate::Spec`]: nothing refers to this afterwards.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -141,10 +143,11 @@ impl Image {
         self.stored && self.size.is_none() && self.is_tended(now)
     }
 
-    /// Whether somebody said lately that they are at it. Who said so later than now by another clock, and not by little, was killed: it
-    /// would be waited for until then.
+    /// Whether somebody said lately that they are at it. Who said so later than now has another clock, which may be wrong by some; of
+    /// one that is wrong by more nobody waits for the time that it showed.
     fn is_tended(&self, now: Timestamp) -> bool {
-        now.duration_since(self.updated_at).abs() < STALE
+        let age = now.duration_since(self.updated_at);
+        age < STALE && age > -AHEAD
     }
 
     /// What an instance of this size is made from.
@@ -276,8 +279,8 @@ mod tests {
         for (status, seconds, left) in [
             (ImageStatus::Saving, 599, false),
             (ImageStatus::Saving, 600, true),
-            (ImageStatus::Saving, -599, false),
-            (ImageStatus::Saving, -600, true),
+            (ImageStatus::Saving, -86_399, false),
+            (ImageStatus::Saving, -86_400, true),
             (ImageStatus::PendingDelete, 0, true),
             (ImageStatus::Active, 1_000_000, false),
             (ImageStatus::Unknown, 1_000_000, false),
@@ -289,7 +292,7 @@ mod tests {
         for (stored, size, seconds, left) in [
             (true, None, 599, false),
             (true, None, 600, true),
-            (true, None, -600, true),
+            (true, None, -86_400, true),
             (true, Some(1), 0, true),
             (false, None, 0, true),
         ] {

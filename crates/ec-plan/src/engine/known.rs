@@ -275,13 +275,13 @@ impl Known {
         }
     }
 
-    /// As the request has it.
-    /// The same, for who looks in: what nobody asks for any more its status tells of.
+    /// For who looks in: what nobody asks for any more its status tells of.
     pub(super) fn kind_told(&self) -> Workload {
         let requested = self.readable().map(|request| request.kind);
         requested.or_else(|| self.status.known().map(|status| status.kind)).unwrap_or_default()
     }
 
+    /// As the request has it.
     fn kind(&self) -> Workload {
         self.readable().map(|request| request.kind).unwrap_or_default()
     }

@@ -6,8 +6,8 @@ use super::*;
 use ec_plan::verbs::Change;
 
 use crate::{
-    CloudError, Verb, act, attach, copy_for_image, delete_called_volume, destroy_called, destroy_selected,
-    detach, heal,
+    CloudError, Verb, act, act_selected, attach, copy_for_image, delete_called_volume,
+    delete_selected_volume, destroy_called, destroy_selected, detach, heal,
 };
 
 fn label(key: &str, value: Option<&str>) -> Verb {
@@ -44,9 +44,16 @@ async fn what_was_selected_by_a_label_and_has_it_no_more_is_spared() {
     refused(destroy_selected(&cloud, machine, &selectors).await, "has not the label role=tmp any more");
     let gone = delete_called_volume(&cloud, volume, "data", &selectors).await;
     refused(gone, "has not the label role=tmp any more");
+    let gone = delete_selected_volume(&cloud, volume, &selectors).await;
+    refused(gone, "has not the label role=tmp any more");
+    let lock = Verb::Lock("mine".to_owned());
+    let locked = act_selected(&cloud, machine, &lock, &selectors).await;
+    refused(locked, "has not the label role=tmp any more");
     for instance in [machine, volume] {
         act(&cloud, instance, &label("role", Some("tmp"))).await.unwrap();
     }
+    act_selected(&cloud, machine, &lock, &selectors).await.unwrap();
+    act(&cloud, machine, &Verb::Unlock).await.unwrap();
     destroy_selected(&cloud, machine, &selectors).await.unwrap();
     delete_called_volume(&cloud, volume, "DATA", &selectors).await.unwrap();
 }
