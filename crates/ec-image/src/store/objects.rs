@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{Image, ImageId};
+use ec_model::{Image, ImageId, ImageStatus};
 use ec_runtime::exit::chain;
 use object_store::{
     ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
