@@ -114,9 +114,10 @@ impl Chosen<'_> {
     pub(crate) fn spared(&self, instance: InstanceId) -> CloudError {
         CloudError::Refused(match self {
             Self::By { labels, name } => {
-                let called = name.map(|name| format!("is not called `{name}` or ")).unwrap_or_default();
-                let labels = in_words(labels);
-                format!("{instance} {called}has not the label {labels} any more, and was left as it is")
+                let called = name.map(|name| format!("is not called `{name}`"));
+                let has = (!labels.is_empty()).then(|| format!("has not the label {}", in_words(labels)));
+                let otherwise: Vec<_> = called.into_iter().chain(has).collect();
+                format!("{instance} {} any more, and was left as it is", otherwise.join(" or "))
             }
             Self::CopyFor(image) => format!(
                 "{instance} is not called as the copy for image {image} any more, and was not deleted"
