@@ -15,6 +15,7 @@ if [ ! -e "$CARGO_TARGET_DIR/debug" ] && [ -e "$tests/debug/.fingerprint" ]; the
   rm -rf "$taken"
   mkdir -p "$taken"
   # What cargo writes where it lies is copied; the compiler makes each of its files anew.
+  # A build beside this one may take a file away meanwhile: what was not taken is built here, so that is no failure, only slower.
   cp -a "$tests"/debug/{.fingerprint,build} "$taken" 2>/dev/null || true
   cp -al "$tests/debug/deps" "$taken" 2>/dev/null || true
   mv "$taken" "$CARGO_TARGET_DIR/debug"
