@@ -45,7 +45,7 @@ use tokio::{
     process::Command,
     signal::unix::{SignalKind, signal},
     sync::{
-        mpsc::{self, UnboundedSender},
+        mpsc::{self, UnboundedReceiver, UnboundedSender},
         watch::{self, Receiver},
     },
     task::JoinSet,
@@ -151,13 +151,19 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
                 None
             }
             _ = stopped.recv() => Some(Wish::Suspend),
-            () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+            () = ending.asked() => {
+                screen.leave();
+                // Nobody waits any more; what was written a moment ago may be answered yet.
+                let came = told_of(acts, &mut ending, ENDS_WITHIN).await;
+                let message = came.err().map(|untold| untold.message).unwrap_or_default();
+                return Err(Failure { code: INTERRUPTED, message });
+            }
         };
         match wish {
             None => {}
             Some(Wish::Quit) => {
                 screen.leave();
-                return told_of(acts, &mut ending).await;
+                return told_of(acts, &mut ending, LEAVING).await;
             }
             Some(Wish::Suspend) => {
                 screen.leave();
@@ -197,11 +203,17 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
                     _ => &["logs", "--follow", "--lines", LOG_LINES],
                 };
                 screen.leave();
-                tokio::select! {
-                    note = beside(config.as_deref(), words, instance) => model.note = note?,
+                // Nothing of them is drawn now.
+                drawn.send_replace(Asked::Nobody);
+                let mut heard_all = Ok(());
+                let note = tokio::select! {
+                    note = beside(config.as_deref(), words, instance) => note?,
                     // The same key stops the other command, which goes on with this.
                     never = stopped_with(&mut stopped) => match never {},
-                }
+                    never = take_all(&mut model, &mut heard, &mut heard_all) => match never {},
+                };
+                heard_all?;
+                model.note = note;
                 // Ctrl-C was for that, and may be heard of here a little later.
                 tokio::time::sleep(HEARD_OF).await;
                 ending = Ending::new()?;
@@ -211,8 +223,8 @@ pub(crate) async fn top(session: &Session, top: Top, config: Option<OsString>) -
     }
 }
 
-/// What comes of what was asked for a moment ago, to who leaves.
-async fn told_of(mut acts: JoinSet<String>, ending: &mut Ending) -> Result<(), Failure> {
+/// What comes of what was asked for a moment ago, to who leaves and waits so long for it.
+async fn told_of(mut acts: JoinSet<String>, ending: &mut Ending, patience: Duration) -> Result<(), Failure> {
     if !acts.is_empty() {
         tell("eschedule: waiting for what comes of what was asked for last");
     }
@@ -223,7 +235,7 @@ async fn told_of(mut acts: JoinSet<String>, ending: &mut Ending) -> Result<(), F
         }
     };
     let code = tokio::select! {
-        waited = tokio::time::timeout(LEAVING, all) => match waited {
+        waited = tokio::time::timeout(patience, all) => match waited {
             Ok(()) => return Ok(()),
             Err(_) => FAILED,
         },
@@ -251,6 +263,21 @@ async fn stopped_with(stopped: &mut tokio::signal::unix::Signal) -> Infallible {
             None => return std::future::pending().await,
         }
     }
+}
+
+/// Takes in what is heard for as long as this is polled, until one tells of an end.
+async fn take_all(
+    model: &mut Model,
+    heard: &mut UnboundedReceiver<News>,
+    outcome: &mut Result<(), Failure>,
+) -> Infallible {
+    while let Some(one) = heard.recv().await {
+        *outcome = take_in(model, one);
+        if outcome.is_err() {
+            break;
+        }
+    }
+    std::future::pending().await
 }
 
 fn take_in(model: &mut Model, news: News) -> Result<(), Failure> {

@@ -360,8 +360,12 @@ impl Model {
         self.mode = Mode::Filter;
     }
 
-    /// Shows a text until a key is pressed that does not move it.
+    /// Shows a text until a key is pressed that does not move it. Not to who types by now, or is asked something: their keys mean what
+    /// they meant.
     pub(super) fn text(&mut self, title: &str, lines: Vec<String>) {
+        if matches!(self.mode, Mode::Filter | Mode::Ask(..)) {
+            return;
+        }
         self.mode = Mode::Text(Text { title: title.to_owned(), lines, first: 0 });
     }
 

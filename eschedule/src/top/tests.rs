@@ -380,6 +380,22 @@ fn texts_are_moved_through_and_closed_and_escape_leaves_what_is_open_first() {
 }
 
 #[test]
+fn a_text_that_comes_late_takes_the_keys_of_nobody_who_types_or_is_asked() {
+    let mut model = model();
+    press(&mut model, "/st");
+    model.text("Instance", vec!["name web".to_owned()]);
+    assert_eq!((press(&mut model, "d"), &model.mode, model.text.as_str()), (None, &Mode::Filter, "std"));
+    code(&mut model, KeyCode::Esc);
+    press(&mut model, "d");
+    let asks = model.mode.clone();
+    model.text("Instance", vec!["name web".to_owned()]);
+    assert!(matches!(asks, Mode::Ask(Action::Destroy, _)) && model.mode == asks, "{:?}", model.mode);
+    press(&mut model, "n");
+    model.text("Instance", vec!["name web".to_owned()]);
+    assert!(matches!(model.mode, Mode::Text(_)));
+}
+
+#[test]
 fn trouble_is_told_until_nodes_are_seen_again_and_what_was_seen_stays() {
     let mut model = model();
     model.trouble = Some("etcd is not reachable".to_owned());
