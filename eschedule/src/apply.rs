@@ -17,12 +17,13 @@ use std::{
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Prune, STACK, Scheduled,
-    Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_called, differences, find, find_placed,
-    resolve_name,
+    Ask, Begun, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Prune, STACK,
+    Scheduled, Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_called, differences, find,
+    find_placed, resolve_name,
 };
 use ec_model::{
-    Instance, InstanceId, NodeId, Policy, RequestId, ResourceQuery, Workload, input::LabelSelector,
+    ImageRef, Instance, InstanceId, NodeId, OF_INSTANCE, OF_VOLUME, Policy, RequestId, ResourceQuery,
+    Workload, input::LabelSelector,
 };
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, tell},
@@ -149,15 +150,20 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let (stack, source) = Stack::read(file)?;
     let there_groups = ec_cloud::groups(cloud).await?;
     let groups = missing_groups(&stack, &source, &there_groups)?;
+    let (there, stored) = ec_cloud::standing(cloud, &stack.stack.0).await?;
     let (mut entries, mut wished) = (Vec::new(), Vec::new());
     let mut queries = BTreeMap::new();
     for (name, entry_name, says) in stack.named() {
         let place = Place::of(&["instances", entry_name]);
-        let entry = entry(session, &stack, &source, &place, &name, says, &mut queries).await?;
+        let is_it = |record: &&Instance| {
+            record.assigned.is_some()
+                && record.name.as_ref().is_some_and(|called| called.eq_ignore_ascii_case(&name))
+        };
+        let has = there.iter().map(|standing| &standing.record).find(is_it);
+        let entry = entry(session, &stack, &source, &place, (&name, has), says, &mut queries).await?;
         wished.push(wish(&name, says, &entry));
         entries.push(entry);
     }
-    let (there, stored) = ec_cloud::standing(cloud, &stack.stack.0).await?;
     let of_file = volumes::wished(session, &stack, &source, &wished, &stored).await?;
     let shared = if of_file.is_empty() { BTreeMap::new() } else { ec_cloud::sharing(cloud).await? };
     let of_volumes = Volumes {
@@ -203,10 +209,17 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     for step in &steps {
         let Difference::Run(number) = step else { continue };
         let Entry { query, guest, .. } = &entries[*number];
+        let of_instance = ["instances", stack.entry_of(&wished[*number].name)];
         // Before anything is made, and once more when it is its turn.
-        if let Err(error) = Ask::new(query)?.beside(cloud, &guest.image).await {
-            let place = ["instances", stack.entry_of(&wished[*number].name), "image"];
-            return Err(source.wrong(&Place::of(&place), session.failed(error)));
+        let ask = Ask::new(query)?;
+        let ask = match of_volumes.node_for(*number) {
+            Some(node) => {
+                ask.on(node).map_err(|error| source.wrong(&Place::of(&of_instance), error.into()))?
+            }
+            None => ask,
+        };
+        if let Err(error) = ask.beside(cloud, &guest.image).await {
+            return Err(source.wrong(&Place::of(&of_instance).key("image"), session.failed(error)));
         }
     }
     if apply.diff {
@@ -238,7 +251,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             Difference::Destroy(..)
                 | Difference::DeleteGroup(_)
                 | Difference::KeepGroup(..)
-                | Difference::Volume(VolumeStep::Delete(..))
+                | Difference::Volume(VolumeStep::Detach { .. } | VolumeStep::Delete(..))
         );
         let failure = if is_interrupted {
             one.undo("interrupted: nothing was asked for");
@@ -246,6 +259,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         } else if takes && failed.is_some() {
             // What was to come in its place may not be there.
             one.undo("something before it failed: it is left");
+            making.note_missing(step);
             continue;
         } else if let Some(why) = making.lacks(step) {
             // Of that its own line tells.
@@ -342,18 +356,19 @@ fn without(view: &GroupView, doomed: &BTreeSet<InstanceId>) -> Difference {
     }
 }
 
-/// What the file says of an instance, with what its names stand for.
+/// What the file says of an instance, with what its names stand for. Of one that is there they may stand for nothing any more: a
+/// flavor that was deleted, a disk that it is a copy of and that is gone. It is what it was made of then.
 async fn entry(
     session: &Session,
     stack: &Stack,
     source: &Source,
     place: &Place<'_>,
-    name: &str,
+    (name, has): (&str, Option<&Instance>),
     says: &InstanceEntry,
     queries: &mut BTreeMap<String, String>,
 ) -> Result<Entry, Failure> {
     let room = place.clone().key(if says.flavor.is_some() { "flavor" } else { "query" });
-    let query = room_of(session, says, queries).await.map_err(|failure| source.wrong(&room, failure))?;
+    let query = room_of(session, says, has, queries).await.map_err(|failure| source.wrong(&room, failure))?;
     if says.boot.is_some() && query.total().contains_key(DISK) {
         let why = "an instance that boots from a volume has no disk of its own: leave DISK_GB out";
         return Err(source.wrong(&room, Failure::usage(why)));
@@ -361,7 +376,7 @@ async fn entry(
     let mut labels: Vec<(String, String)> =
         says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
     labels.push((STACK.to_owned(), stack.stack.0.clone()));
-    let given = Given {
+    let mut given = Given {
         user_data: says.user_data.clone(),
         key: says.keys.clone(),
         sha256: says.sha256.as_ref().map(|digest| digest.0.clone()),
@@ -375,23 +390,46 @@ async fn entry(
             restart: says.restart,
         },
     };
-    let guest =
-        spec::read(session, Some(name), &spec::IN_FILE, &given, says.image.as_deref(), &query.total()).await;
+    let (image, size) = (says.image.as_deref(), query.total());
+    let mut guest = spec::read(session, Some(name), &spec::IN_FILE, &given, image, &size).await;
+    if let (Err(Mistake { part: Part::Image, .. }), Some(has)) =
+        (&guest, has.and_then(|it| made_of(it, says)))
+    {
+        given.boots = true;
+        guest = spec::read(session, Some(name), &spec::IN_FILE, &given, None, &size).await;
+        guest = guest.map(|guest| Guest { image: has.clone(), ..guest });
+    }
     let guest = guest.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
     let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
     Ok(Entry { query, guest, place })
+}
+
+/// What an instance was made of, where that is what the file says by its words.
+fn made_of<'a>(has: &'a Instance, says: &InstanceEntry) -> Option<&'a ImageRef> {
+    let (image, said) = (&has.spec.image, says.image.as_deref()?);
+    let is_copy = [OF_INSTANCE, OF_VOLUME].iter().any(|of| said.starts_with(of));
+    let is_called = || image.name.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(said));
+    (if is_copy { image.copied().is_some() } else { is_called() }).then_some(image)
 }
 
 /// What room the file says that each takes.
 async fn room_of(
     session: &Session,
     says: &InstanceEntry,
+    has: Option<&Instance>,
     queries: &mut BTreeMap<String, String>,
 ) -> Result<ResourceQuery, Failure> {
     let text = match (&says.flavor, &says.query) {
         (Some(flavor), _) => {
             if !queries.contains_key(&flavor.0) {
-                queries.insert(flavor.0.clone(), ec_cloud::flavor(&session.cloud, &flavor.0).await?.query);
+                match (ec_cloud::flavor(&session.cloud, &flavor.0).await, has) {
+                    (Ok(flavor_is), _) => _ = queries.insert(flavor.0.clone(), flavor_is.query),
+                    (Err(CloudError::NotFound(_)), Some(has)) => {
+                        return ResourceQuery::parse(&has.spec.query)
+                            .map_err(|error| Failure::usage(error.to_string()));
+                    }
+                    (Err(error), _) => return Err(error.into()),
+                }
             }
             queries[&flavor.0].clone()
         }
@@ -430,8 +468,8 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         labels: guest.labels.clone(),
         metadata: guest.metadata.clone(),
         restart: guest.restart,
-        keys: guest.keys.clone(),
-        user_data: guest.user_data.clone(),
+        keys: Begun { with: guest.keys.clone(), said: !says.keys.is_empty() },
+        user_data: Begun { with: guest.user_data.clone(), said: says.user_data.is_some() },
         require_token: says.require_token,
     }
 }
@@ -513,6 +551,8 @@ struct Making<'a> {
     missing_instances: BTreeSet<usize>,
     /// Volumes of the file that were not made.
     missing_volumes: BTreeSet<usize>,
+    /// Volumes that were not taken from who has them.
+    held: BTreeSet<InstanceId>,
     /// What was asked for by the last step.
     asked: Option<Asked>,
 }
@@ -542,21 +582,33 @@ impl<'a> Making<'a> {
             volumes,
             missing_instances,
             missing_volumes,
+            held: BTreeSet::new(),
             asked: None,
         }
     }
 
-    /// Notes that what this step makes is not there.
+    /// Notes that what this step makes is not there, or that what it frees is not free.
     fn note_missing(&mut self, step: &Difference) {
         match step {
             Difference::Run(number) => _ = self.missing_instances.insert(*number),
             Difference::Volume(VolumeStep::Create(number)) => _ = self.missing_volumes.insert(*number),
+            Difference::Volume(VolumeStep::Detach { volume, .. }) => _ = self.held.insert(*volume),
             _ => {}
         }
     }
 
     /// Why a step cannot be done, where what it needs was to be made and was not.
     fn lacks(&self, step: &Difference) -> Option<String> {
+        let given = match step {
+            Difference::Volume(VolumeStep::Attach(number, _)) => Some(*number),
+            Difference::Run(number) => self.of.root_of(*number),
+            _ => None,
+        };
+        let is_held = |record: &Instance| self.held.contains(&record.instance);
+        if let Some(number) = given.filter(|number| self.of.there(*number).is_some_and(is_held)) {
+            let name = &self.of.volumes[number].name;
+            return Some(format!("volume `{name}` was not taken from who has it"));
+        }
         let (volume, holder) = match step {
             Difference::Volume(VolumeStep::Create(number)) if !self.volumes.contains_key(number) => {
                 (None, self.of.volumes[*number].holder)

@@ -179,13 +179,16 @@ impl<'a> Ask<'a> {
     /// The same on one node only. The instance's own query stays as it is: what is placed again may go elsewhere.
     ///
     /// # Errors
-    /// [`CloudError::Invalid`] where the query names a tree itself.
+    /// [`CloudError::Invalid`] where the query names another tree itself.
     pub fn on(self, node: NodeId) -> CloudResult<Self> {
-        if self.query.pairs().iter().any(|(key, _)| key == IN_TREE) {
-            let why = format!("the query has `{IN_TREE}` already, which says the same as a node");
-            return Err(CloudError::Invalid(why));
-        }
-        let plain = self.query.also(IN_TREE, &node.to_string());
+        let plain = match self.query.pairs().iter().find(|(key, _)| key == IN_TREE) {
+            None => self.query.also(IN_TREE, &node.to_string()),
+            Some((_, tree)) if tree.parse::<NodeId>().is_ok_and(|tree| tree == node) => self.query.clone(),
+            Some((_, tree)) => {
+                let why = format!("it is to be on node {node}, and its query has `{IN_TREE}={tree}`");
+                return Err(CloudError::Invalid(why));
+            }
+        };
         Ok(Self { asked: unmarked(&plain), plain, node: Some(node), ..self })
     }
 

@@ -107,13 +107,14 @@ pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResu
 
 /// The instance that is called so, or else the volume, of which there is a history, too.
 async fn machine_or_volume(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
-    match resolve(cloud, text).await {
-        Err(nobody @ CloudError::NotFound(_)) => match resolve_name(cloud, Workload::Volume, text).await {
-            Err(CloudError::NotFound(_)) => Err(nobody),
-            resolved => resolved,
-        },
-        resolved => resolved,
+    // A volume's name may be the beginning of a uuid, too.
+    for kind in [Workload::Machine, Workload::Volume] {
+        match resolve_name(cloud, kind, text).await {
+            Err(CloudError::NotFound(_)) => {}
+            resolved => return resolved,
+        }
     }
+    resolve(cloud, text).await
 }
 
 /// What was done to the instance, or else the volume, that is called so, and what came of it, in the order of time. Also of one that was

@@ -69,7 +69,8 @@ pub use ec_plan::{
     history::{Fate, Happening},
     lack::Reasons,
     stack::{
-        Difference, Prune, Refused, STACK, Standing, VolumeStep, Volumes, Wished, WishedVolume, differences,
+        Begun, Difference, Prune, Refused, STACK, Standing, VolumeStep, Volumes, Wished, WishedVolume,
+        differences,
     },
     verbs::{Change, Verb},
 };
@@ -88,7 +89,7 @@ pub use lookup::{
     standing,
 };
 pub use members::{Membership, ROOT};
-pub use moving::{move_volume, node_to_come_to, node_with};
+pub use moving::{move_volume, node_to_come_to, node_with, takes_volume};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};
@@ -99,6 +100,7 @@ pub use select::{
     Filter, Page, SortBy, VolumeFilter, Whose, named_nodes, node_named, page, select, select_volumes,
 };
 pub use sizes::{settle, tend_claims};
+pub use source::is_made;
 pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{

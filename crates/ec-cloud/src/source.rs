@@ -21,6 +21,15 @@ pub(crate) struct Source {
     pub(crate) gigabytes: u64,
 }
 
+/// Whether a disk is made, and can be copied from here on.
+///
+/// # Errors
+/// There is no such thing, or etcd does not answer.
+pub async fn is_made(cloud: &Cloud, disk: InstanceId) -> CloudResult<bool> {
+    let known = find_placed(cloud, disk).await?;
+    Ok(volumes::copied(kind_of(&known).unwrap_or_default(), known.status.record()).is_ok())
+}
+
 impl Source {
     /// What an image is a copy of; nothing where it is none.
     ///

@@ -39,11 +39,20 @@ pub struct Wished {
     /// What follows when it ends by itself.
     pub restart: Restart,
     /// Public keys in OpenSSH's form.
-    pub keys: Vec<String>,
+    pub keys: Begun<Vec<String>>,
     /// What it is given as user-data.
-    pub user_data: Option<Blob>,
+    pub user_data: Begun<Option<Blob>>,
     /// Whether the guest is given its metadata only with a session token.
     pub require_token: bool,
+}
+
+/// What an instance is given at its beginning, and keeps.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Begun<T> {
+    /// That.
+    pub with: T,
+    /// Whether the file says it; else it is the site's own, which may be another by now.
+    pub said: bool,
 }
 
 /// An instance as etcd has it.
@@ -224,18 +233,23 @@ fn of_one(stack: &str, wish: &Wished, Standing { record, user_data, ails }: &Sta
     let sorted = |keys: &[String]| keys.iter().cloned().collect::<BTreeSet<_>>();
     // That of one that failed is gone.
     let is_unknown = user_data.is_none() && record.spec.user_data_bytes.is_some();
-    for (what, is_so) in [
-        ("list of keys", sorted(&record.spec.keys) == sorted(&wish.keys)),
-        ("user-data", is_unknown || *user_data == wish.user_data),
+    for (what, is_so, said) in [
+        ("list of keys", sorted(&record.spec.keys) == sorted(&wish.keys.with), wish.keys.said),
+        ("user-data", is_unknown || *user_data == wish.user_data.with, wish.user_data.said),
         // Who wrote nothing of it may have had it from elsewhere, as from `defaults`.
-        ("demand for a session token", record.spec.token_required || !wish.require_token),
+        ("demand for a session token", record.spec.token_required || !wish.require_token, true),
     ] {
-        if !is_so {
-            let why = format!(
-                "its {what} is not what the file says, and an instance keeps what it began with: destroy it and apply again"
-            );
-            steps.push(Difference::Stands(instance, name.clone(), why));
+        if is_so {
+            continue;
         }
+        // Of the site's own nobody who wrote the file wished for another.
+        let (of, helps) = if said {
+            ("the file says", ": destroy it and apply again")
+        } else {
+            ("`defaults` say by now", "")
+        };
+        let why = format!("its {what} is not what {of}, and an instance keeps what it began with{helps}");
+        steps.push(Other { needs_somebody: said, why }.of(instance, &name));
     }
     steps
 }
@@ -342,8 +356,8 @@ mod tests {
             labels: [("role".to_owned(), "web".to_owned())].into(),
             metadata: BTreeMap::new(),
             restart: Restart::No,
-            keys: Vec::new(),
-            user_data: None,
+            keys: Begun { with: Vec::new(), said: true },
+            user_data: Begun { with: None, said: true },
             require_token: false,
         }
     }
@@ -496,7 +510,7 @@ mod tests {
         (wished.restart, wished.group) = (Restart::Always, Some("g".to_owned()));
         (wished.image.url, wished.said) = ("file:///y".to_owned(), Some("file:///y".to_owned()));
         wished.query = "resources=VCPU:2,MEMORY_MB:1".to_owned();
-        (wished.keys, wished.user_data) = (vec!["ssh-ed25519 A".to_owned()], Some(Blob(vec![1])));
+        (wished.keys.with, wished.user_data.with) = (vec!["ssh-ed25519 A".to_owned()], Some(Blob(vec![1])));
         let steps = differences("shop", &[wished.clone()], &[there.clone()], false);
         let Some(Difference::Set(_, _, change)) = steps.first() else { panic!("{steps:?}") };
         let mut made = there;
@@ -605,16 +619,27 @@ mod tests {
     fn keys_in_another_order_are_the_same_and_other_user_data_of_the_same_length_is_not() {
         let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
         there.record.spec.keys = ["a", "b"].map(str::to_owned).to_vec();
-        wished.keys = ["b", "a"].map(str::to_owned).to_vec();
+        wished.keys.with = ["b", "a"].map(str::to_owned).to_vec();
         there.user_data = Some(Blob(vec![1]));
-        wished.user_data.clone_from(&there.user_data);
+        wished.user_data.with.clone_from(&there.user_data);
         assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true), []);
-        wished.user_data = Some(Blob(vec![2]));
+        wished.user_data.with = Some(Blob(vec![2]));
         assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true).len(), 1);
         there.user_data = None;
         assert_eq!(differences("shop", &[wished.clone()], &[there.clone()], true).len(), 1);
         there.record.spec.user_data_bytes = Some(1);
         assert_eq!(differences("shop", &[wished], &[there], true), [], "it is gone, and cannot be compared");
+    }
+
+    #[test]
+    fn what_defaults_say_by_now_is_told_and_needs_nobody() {
+        let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+        there.record.spec.keys = vec!["a".to_owned()];
+        wished.keys.with = vec!["b".to_owned()];
+        let told = |wished: &Wished| one(wished, &there);
+        assert!(matches!(&told(&wished)[..], [('!', why)] if why.ends_with("destroy it and apply again")));
+        wished.keys.said = false;
+        assert!(matches!(&told(&wished)[..], [('=', why)] if why.contains("`defaults` say by now")));
     }
 
     #[test]

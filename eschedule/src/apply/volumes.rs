@@ -4,8 +4,8 @@ use std::cell::OnceCell;
 
 use ec_cloud::{
     Ask, CloudError, Doomed, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes,
-    Wished, WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume,
-    move_volume, node_of_copy, node_to_come_to, room_of, until_active, until_free,
+    Wished, WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, is_made,
+    move_volume, node_of_copy, node_to_come_to, room_of, takes_volume, until_active, until_free,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::Failure;
@@ -170,8 +170,23 @@ impl Making<'_> {
                 self.asked = Asked::of(&one.name, *volume, &acted);
             }
             VolumeStep::Detach { volume, from, .. } => {
-                let detached =
-                    detach(cloud, *volume, Some(*from)).await.map_err(|error| session.failed(error))?;
+                let given_to = self.given_to(*volume);
+                // Who is to have it would not: then it is not taken from who has it.
+                if let Some(to) = given_to {
+                    takes_volume(cloud, to).await.map_err(|error| session.failed(error))?;
+                }
+                let detached = match detach(cloud, *volume, Some(*from)).await {
+                    // The same file was applied twice at once.
+                    Err(CloudError::Refused(_))
+                        if given_to.is_some()
+                            && ec_cloud::volume(cloud, *volume)
+                                .await
+                                .is_ok_and(|view| view.instance == given_to) =>
+                    {
+                        None
+                    }
+                    outcome => outcome.map_err(|error| session.failed(error))?,
+                };
                 if let Some(detached) = detached {
                     (one.instance, one.node) = (Some(detached.instance), Some(detached.acted.node));
                     self.asked = Asked::of(&one.name, detached.instance, &detached.acted);
@@ -190,8 +205,11 @@ impl Making<'_> {
                 let (volume, instance) = (volume.instance, instance.instance);
                 self.unless_stopped(until_free(cloud, volume, Some(instance), self.patience)).await?;
                 if let Some(node) = node_to_come_to(cloud, volume, instance, None).await? {
+                    // This run may have asked for another size, or other labels.
+                    self.until_at_rest(volume, name).await?;
                     let moved =
                         move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
+                    self.volumes.insert(*number, moved);
                     self.until_there(moved, name, "moving").await?;
                 }
                 let attached = attach(cloud, volume, instance, None).await;
@@ -218,6 +236,13 @@ impl Making<'_> {
             VolumeStep::Stands(..) | VolumeStep::Keep(..) => {}
         }
         Ok(())
+    }
+
+    /// The instance that is there, to which the file gives a volume.
+    fn given_to(&self, volume: InstanceId) -> Option<InstanceId> {
+        let is_it = |number: &usize| self.of.there(*number).is_some_and(|record| record.instance == volume);
+        let number = (0..self.of.volumes.len()).find(is_it)?;
+        Some(self.instances.get(&self.of.volumes[number].holder?)?.instance)
     }
 
     /// Makes a volume, beside the instance that is to have it.
@@ -301,7 +326,9 @@ impl Making<'_> {
             self.until_there(*made, &wish.name, "creating").await?;
         }
         for (number, made) in &self.instances {
-            if is_of_it(&self.entries[*number].guest.image) {
+            let is_copy = is_of_it(&self.entries[*number].guest.image);
+            // It may have been stopped since it was made.
+            if is_copy && !is_made(&self.session.cloud, made.instance).await? {
                 self.until_there(*made, &self.of.instances[*number].name, "building").await?;
             }
         }

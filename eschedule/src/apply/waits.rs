@@ -25,6 +25,11 @@ impl Asked {
         }
     }
 
+    /// Whether all of it is waited for by that.
+    fn is_whole(&self) -> bool {
+        matches!(self, Self::Made(..) | Self::Gone(_))
+    }
+
     /// What there is to wait for of what was asked of one that is called so.
     pub(super) fn of(name: &str, instance: InstanceId, acted: &Acted) -> Option<Self> {
         let awaited = acted.awaited?;
@@ -64,9 +69,13 @@ impl Making<'_> {
     /// where something was.
     pub(super) async fn until_all(&self, asked: Vec<(&mut Applied, Asked)>) -> Result<(), Failure> {
         let now: Vec<_> = asked.iter().map(|(_, asked)| asked.whose()).collect();
+        // What was only changed may not be made yet.
+        let mut told: Vec<_> =
+            asked.iter().filter(|(_, asked)| asked.is_whole()).map(|(_, asked)| asked.whose()).collect();
         let mut failed: Option<Failure> = None;
         for (one, asked) in asked {
             let Err(failure) = self.until(&one.name, &asked).await else { continue };
+            told.push(asked.whose());
             one.undo(&failure.message);
             note(&mut failed, &one.name, failure);
             if self.stop.is_cancelled() {
@@ -75,7 +84,7 @@ impl Making<'_> {
         }
         for number in self.instances.keys() {
             let name = &self.of.instances[*number].name;
-            self.until_before(&mut failed, name, self.instance_before(*number, &now).await).await;
+            self.until_before(&mut failed, name, self.instance_before(*number, &told).await).await;
         }
         for number in self.volumes.keys() {
             let name = &self.of.volumes[*number].name;
@@ -115,6 +124,19 @@ impl Making<'_> {
         let is_built =
             matches!(State::named(&state), Some(State::Scheduled | State::Preparing | State::Starting));
         Ok(is_built.then_some(Asked::Made(made, "building")).into_iter().collect())
+    }
+
+    /// Waits until nothing is asked of a volume that its agent has not carried out, or given up.
+    pub(super) async fn until_at_rest(&self, volume: InstanceId, name: &str) -> Result<(), Failure> {
+        let known = find_placed(&self.session.cloud, volume).await?;
+        let (request, status) = (known.request.record(), known.status.record());
+        let told = status.map_or(0, |status| status.observed_generation);
+        let heard = request.map(|request| request.generation).filter(|asked| *asked > told);
+        for awaited in being_changed(request, status).into_iter().chain(heard.map(Awaited::Heard)) {
+            let of = Scheduled { instance: volume, node: known.node };
+            self.until(name, &Asked::Otherwise(of, awaited)).await?;
+        }
+        Ok(())
     }
 
     /// The same of a volume, and of its being given to who is to have it.

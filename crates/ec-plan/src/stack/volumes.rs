@@ -345,11 +345,10 @@ impl<'a> Volumes<'a> {
     /// What ends, ends when what the file has made as a copy of its disk was asked for; but where it has what another is to boot
     /// from, before that: who boots from a volume has it from its beginning, and the other volumes are made beside it.
     pub fn in_order(&self, mut steps: Vec<Difference>) -> Vec<Difference> {
-        let boots = self.instances.iter().any(|wish| wish.boots);
         steps.sort_by_key(|step| match step {
             Difference::Run(number) => usize::from(self.instances[*number].boots),
             Difference::Destroy(instance, _) if !self.has_root(*instance) => 3,
-            Difference::Volume(VolumeStep::Detach { .. }) if boots => 0,
+            Difference::Volume(VolumeStep::Detach { volume, .. }) if self.is_root(*volume) => 0,
             Difference::Volume(
                 VolumeStep::Create(_)
                 | VolumeStep::Set(..)
@@ -364,9 +363,18 @@ impl<'a> Volumes<'a> {
 
     /// Whether an instance has what one of the file is to boot from.
     fn has_root(&self, instance: InstanceId) -> bool {
-        let roots = (0..self.volumes.len()).filter(|number| self.volumes[*number].boots);
-        let mut holders = roots.filter_map(|number| self.holder(self.there(number)?.instance));
+        let mut holders = self.roots().filter_map(|root| self.holder(root));
         holders.any(|holder| holder.instance == instance)
+    }
+
+    /// Whether one of the file's instances is to boot from a volume that is there.
+    fn is_root(&self, volume: InstanceId) -> bool {
+        self.roots().any(|root| root == volume)
+    }
+
+    fn roots(&self) -> impl Iterator<Item = InstanceId> {
+        let roots = (0..self.volumes.len()).filter(|number| self.volumes[*number].boots);
+        roots.filter_map(|number| Some(self.there(number)?.instance))
     }
 
     /// What is otherwise of one that is there, whoever has it.

@@ -55,8 +55,8 @@ fn instance(name: &str) -> Wished {
         labels: BTreeMap::new(),
         metadata: BTreeMap::new(),
         restart: Restart::No,
-        keys: Vec::new(),
-        user_data: None,
+        keys: crate::stack::Begun::default(),
+        user_data: crate::stack::Begun::default(),
         require_token: false,
     }
 }
@@ -268,7 +268,7 @@ fn what_goes_ends_after_what_may_be_a_copy_of_it_and_before_what_boots_from_its_
         Difference::Volume(VolumeStep::Detach { volume: id(7), name, from: id(1), called })
     };
     for (boots, order) in [(true, [detach(), Difference::Run(0)]), (false, [Difference::Run(0), detach()])] {
-        case.instances[0].boots = boots;
+        (case.instances[0].boots, case.volumes[1].boots) = (boots, boots);
         let [one, other] = order.clone();
         assert_eq!(case.of().in_order(vec![other, one]), order, "{boots}");
     }
