@@ -38,7 +38,8 @@ use std::{
 };
 
 use agenda::{Agenda, What};
-use ec_model::{InstanceId, Observed, RequestId};
+use ec_model::{CopyOf, InstanceId, RequestId};
+use jiff::Timestamp;
 use known::{Busy, Known};
 
 pub use event::{Begun, Command, Event, Now, Tell, Whose};
@@ -376,16 +377,34 @@ impl Engine {
         let nothing = Known::default();
         let of = |instance| self.known.get(&instance).unwrap_or(&nothing);
         let known = of(instance);
-        let facts = known.facts(self.now);
-        match known.root().map(of) {
-            None => facts,
-            Some(root) => Facts {
-                on_volume: true,
-                unseen: facts.unseen || root.is_unseen(),
-                observed: Observed { volume: root.is_made(), ..facts.observed },
-                ..facts
-            },
+        let mut facts = known.facts(self.now);
+        if let Some(root) = known.root().map(of) {
+            facts.on_volume = true;
+            facts.unseen |= root.is_unseen();
+            facts.observed.volume = root.is_made();
         }
+        if facts.takes_disk() {
+            facts.copied_by = self.copied_by(instance, &facts);
+        }
+        facts
+    }
+
+    /// What is to be a copy of a disk, and is made before that is otherwise. Of two that are to be copies of each other the one that
+    /// was wished first is made first.
+    fn copied_by(&self, disk: InstanceId, facts: &Facts) -> Option<InstanceId> {
+        let since = facts.rebuild.wished.filter(|_| facts.is_to_be_rebuilt());
+        let is_earlier = |other: (Timestamp, InstanceId)| since.is_none_or(|since| other < (since, disk));
+        let root_of = |machine: &InstanceId| self.known.get(machine).and_then(Known::root);
+        let is_of_it = |of: &CopyOf| {
+            of.disk == disk
+                || of.beside.contains(&disk)
+                || (of.held.is_none() && root_of(&of.disk) == Some(disk))
+        };
+        let copies = |(other, known): (&InstanceId, &Known)| {
+            let (of, at) = known.copies(self.now)?;
+            (*other != disk && is_of_it(&of) && is_earlier((at, *other))).then_some(*other)
+        };
+        self.known.iter().find_map(copies)
     }
 
     /// Plans for what boots from a volume, where that may be otherwise than it was.

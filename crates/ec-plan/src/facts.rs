@@ -260,6 +260,8 @@ pub struct Facts {
     pub observed: Observed,
     /// It boots from a volume, and has no disk of its own.
     pub on_volume: bool,
+    /// What is to be a copy of its disk, was wished before that was to change or go, and is not made yet.
+    pub copied_by: Option<InstanceId>,
     /// Work of ours changed what the hypervisor has, and it could not be asked since; or what is told of it was not read since its request
     /// came back.
     pub unseen: bool,
@@ -304,6 +306,13 @@ impl Facts {
     pub fn is_to_be_rebuilt(&self) -> bool {
         let RecordFacts::Kept { rebuilt, .. } = self.record else { return false };
         rebuilt.max(self.rebuild.told) < self.rebuild.wished
+    }
+
+    /// Whether its disk is about to be another, to be another node's, or to go.
+    pub fn takes_disk(&self) -> bool {
+        self.wanted == Wanted::Destroyed
+            || self.is_to_be_rebuilt()
+            || matches!(self.handover, Some(Handover::To(_)))
     }
 
     /// Whether it is to be booted from another disk, which this node has neither begun nor given up. What is in force of

@@ -17,7 +17,7 @@ mod volumes;
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{AccessWish, Handover, RunState, State, Workload};
+use ec_model::{AccessWish, Handover, InstanceId, RunState, State, Workload};
 
 use crate::{Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
 
@@ -199,6 +199,9 @@ pub enum Problem {
 /// A paused guest that was let go on is let go on again at the earliest after so long.
 pub const RESUME_PERIOD: Duration = Duration::from_secs(10);
 
+/// What waits until its disk is copied looks again after so long.
+const COPY_PERIOD: Duration = Duration::from_secs(1);
+
 /// What is waited for of a guest that was started.
 pub(crate) const LOOKS_FOR_ADDRESS: &str = "the guest runs; looking for its address";
 
@@ -223,6 +226,9 @@ fn decide(facts: &Facts, limits: &Limits) -> Plan {
         // Whose disk has not come is destroyed by the node that had it, too, and there it may lie still: that gives back what it holds.
         Wanted::Destroyed if matches!(facts.handover, Some(Handover::From(_))) && !ran(facts) => {
             destroy(&[], "its user destroyed it, and its disk has not come")
+        }
+        Wanted::Destroyed if let Some(copy) = facts.copied_by => {
+            Plan::after_copy(facts, copy, Some(State::Destroying))
         }
         Wanted::Destroyed => destroy(&[Release], "its user destroyed it"),
         // What cannot be seen is not judged. A destroy takes everything, whatever it is.
@@ -326,6 +332,15 @@ impl Plan {
 
     fn wait(until: Until, why: &'static str) -> Self {
         Self { next: Next::Wait(until), why: why.into() }
+    }
+
+    /// Waits until the copy of its disk is made that was wished before, and tells so in this state.
+    fn after_copy(facts: &Facts, copy: InstanceId, state: Option<State>) -> Self {
+        let why = format!("{copy} is to be a copy of its disk, and is made before that is otherwise");
+        match state.map(|state| Self::tell(facts, state, &why)) {
+            Some(tell @ Self { next: Next::Run(_), .. }) => tell,
+            _ => Self { next: Next::Wait(Until::After(COPY_PERIOD)), why: why.into() },
+        }
     }
 
     fn fail(reason: &str) -> Self {

@@ -203,10 +203,15 @@ impl Worker {
         let (disks, instance) = (self.parts.settings.disks(self.parts.node), self.job.instance);
         let base = self.parts.host.blocking(move || base_of(&disks, instance)).await;
         record.base_digest = base.unwrap_or_default();
-        // Whether that was done nobody can tell, unless the status does; doing it again might cost what a guest wrote since.
+        // Whether that was done nobody can tell, unless the status does; doing it again might cost what a guest wrote since. Of what lost
+        // everything there is nothing to lose.
         let told = self.status.known().and_then(|status| status.rebuilt.clone());
+        let observed = self.parts.hypervisor.observe(instance).await?;
+        let is_anything = observed.volume || observed.domain.is_some();
+        let is_untold =
+            |wished_at| is_anything && told.as_ref().is_none_or(|told| told.wished_at < wished_at);
         record.rebuilt = match &request.rebuild {
-            Some(wish) if told.as_ref().is_none_or(|told| told.wished_at < wish.wished_at) => Some(Rebuilt {
+            Some(wish) if is_untold(wish.wished_at) => Some(Rebuilt {
                 wished_at: wish.wished_at,
                 failed: Some(
                     "its node's record of it was lost, so nobody can tell whether it was done".into(),

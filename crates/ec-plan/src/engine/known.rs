@@ -3,14 +3,15 @@
 use std::{borrow::Cow, sync::Arc, time::Duration};
 
 use ec_model::{
-    AccessWish, Attachment, Desired, Edition, Handover, InstanceId, Observed, Power, Request, Resources,
-    RunState, Size, State, Status, Workload,
+    AccessWish, Attachment, CopyOf, Desired, Edition, Handover, InstanceId, Observed, Power, Request,
+    Resources, RunState, Size, State, Status, Workload,
 };
+use jiff::Timestamp;
 
 use super::{Change, Now};
 use crate::{
     Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, RescueFacts, RescuedFacts,
-    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint, status,
+    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint, machine::ran, status,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -216,6 +217,7 @@ impl Known {
             },
             observed: self.observed,
             on_volume: false,
+            copied_by: None,
             unseen: self.is_unseen(),
             record: self.record,
             buried: self.is_buried(),
@@ -253,6 +255,21 @@ impl Known {
     /// Of a volume, whether a machine can boot from it: its disk is there, and is not being made.
     pub(super) fn is_made(&self) -> bool {
         self.observed.volume && !matches!(self.record, RecordFacts::Kept { started: false, .. })
+    }
+
+    /// What it is to be a copy of, and since when, while that is not made; nothing where that was given up.
+    pub(super) fn copies(&self, now: Now) -> Option<(CopyOf, Timestamp)> {
+        let request = self.readable().filter(|_| self.wanted() == Wanted::Active)?;
+        let copy = request.spec.as_ref()?.image.copied()?;
+        let facts = self.facts(now);
+        if facts.handover.is_some() {
+            return None;
+        }
+        if ran(&facts) {
+            return facts.rebuild.wished.filter(|_| facts.is_to_be_rebuilt()).map(|wished| (copy, wished));
+        }
+        let is_given_up = facts.buried || self.status.known().is_some_and(|told| told.state == State::Error);
+        (!is_given_up).then_some((copy, request.created_at))
     }
 
     /// What the request says of power, and whether the status tells that it is so.

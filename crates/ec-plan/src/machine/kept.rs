@@ -83,10 +83,11 @@ pub(super) fn access(facts: &Facts, _: &Limits) -> Option<Plan> {
     Some(Plan::run(vec![Admit(wish)], "letting somebody look at it"))
 }
 
-/// The metadata service stands on it.
+/// The metadata service stands on it, and so does a wish for a new disk: of one that lost everything with its node's disks, too.
 pub(super) fn record(facts: &Facts, _: &Limits) -> Option<Plan> {
     let is_here = facts.observed.domain.is_some() || facts.observed.volume;
-    (facts.record == RecordFacts::Absent && is_here)
+    let is_to_be_made = facts.rebuild.told < facts.rebuild.wished;
+    (facts.record == RecordFacts::Absent && (is_here || is_to_be_made))
         .then(|| Plan::run(vec![KeepRecord], "writing its record anew, which was gone from this node"))
 }
 
@@ -119,9 +120,9 @@ fn redefine(facts: &Facts) -> Plan {
     let reason =
         "its domain was gone from libvirt, and is defined again by its agent from what this node knows";
     match (facts.allocation, facts.record) {
-        // It could not be before, and that is told until it can.
+        // It could not be before, and that is told until it can; or its new disk is there before it.
         (Allocation::Held { .. }, _) | (_, RecordFacts::Kept { .. })
-            if state(facts) == Some(State::Error) =>
+            if matches!(state(facts), Some(State::Error | State::Rebuilding)) =>
         {
             Plan::run(vec![Define], "defining its domain again, which is gone from libvirt")
         }

@@ -21,7 +21,10 @@ use crate::{Facts, Limits, RecordFacts};
 /// What is left to do of the wish.
 pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.is_to_be_rebuilt() {
-        return Some(make(facts));
+        return Some(match facts.copied_by {
+            Some(copy) => Plan::after_copy(facts, copy, Some(State::Rebuilding)),
+            None => make(facts),
+        });
     }
     let status = known(facts)?;
     let mut effects = Vec::new();
@@ -50,6 +53,9 @@ fn untold(facts: &Facts) -> Option<Effect> {
 /// The same of a volume, which no guest is up with.
 pub(super) fn restore(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.is_to_be_rebuilt() {
+        if let Some(copy) = facts.copied_by {
+            return Some(Plan::after_copy(facts, copy, None));
+        }
         return Some(Plan::run(vec![PrepareRebuild, ReplaceDisk], "making it anew"));
     }
     untold(facts).map(|told| Plan::run(vec![told], "telling what came of the wish to make it anew"))

@@ -37,6 +37,7 @@ const KEPT: [Aspect; 7] = [disk, told, kept::access, kept::record, kept::intent,
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
     match facts.handover {
+        Some(Handover::To(_)) if let Some(copy) = facts.copied_by => Plan::after_copy(facts, copy, None),
         Some(Handover::To(_)) => Plan::run(vec![HandOver], "handing it over to another node"),
         _ if ran(facts) && !comes(facts) => kept::keep(&KEPT, facts, limits),
         Some(Handover::From(_)) => receive(facts),

@@ -106,6 +106,7 @@ fn well() -> Facts {
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
         on_volume: false,
+        copied_by: None,
         status: status(State::Active, None, true, true),
         observed: Observed {
             domain: RUNS,

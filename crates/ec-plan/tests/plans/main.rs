@@ -64,6 +64,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
         on_volume: false,
+        copied_by: None,
         access: None,
         status: StatusFacts::Absent,
         observed: Observed::default(),

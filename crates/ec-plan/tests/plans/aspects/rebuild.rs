@@ -1,6 +1,7 @@
 //! A user's wish for a new disk, and for other metadata.
 
 use Effect::{KeepIntent, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk, Reread};
+use ec_model::{Handover, InstanceId, NodeId};
 use ec_plan::{RebuildFacts, fingerprint};
 use jiff::Timestamp;
 
@@ -125,6 +126,21 @@ fn of_a_record_that_cannot_be_read_nothing_is_made_and_that_is_told_once() {
     all([(unread(None), Runs(&[Reread, NoteRebuild])), (unread(Some(1)), UNREAD)]);
     let absent = Facts { record: RecordFacts::Absent, ..unread(None) };
     all([(absent, Runs(&[KeepRecord]))]);
+    // One that lost everything can be given another disk, when that is wished.
+    let lost = |wished| Facts {
+        record: RecordFacts::Absent,
+        status: status(State::Error, None, true, true),
+        observed: Observed { domain: None, volume: false, ..well().observed },
+        ..rebuilds(wished, None, None, State::Error, None)
+    };
+    all([
+        (lost(Some(1)), Runs(&[KeepRecord])),
+        (lost(None), Tells(State::Error, "its disk is gone", &[])),
+        (
+            Facts { record: KEPT, ..lost(Some(1)) },
+            Runs(&[Announce(State::Rebuilding, None), PrepareRebuild, ReplaceDisk]),
+        ),
+    ]);
 }
 
 #[test]
@@ -153,5 +169,30 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
         (tells(one, 0), Runs(&[KeepIntent])),
         (tells(one, one), Settled),
         (Facts { record: RecordFacts::Unreadable, ..tells(0, one) }, UNREAD),
+    ]);
+}
+
+#[test]
+fn a_disk_that_is_to_be_copied_stays_as_it_is_until_it_is() {
+    let copy: InstanceId = "00000000-0000-0000-0000-000000000007".parse().unwrap();
+    let waits = |facts: Facts| Facts { copied_by: Some(copy), ..facts };
+    let told = |state| {
+        let why = format!("{copy} is to be a copy of its disk, and is made before that is otherwise");
+        status(state, Some(&why), true, true)
+    };
+    let wait = || Waits(Until::After(Duration::from_secs(1)));
+    let open = || rebuilds(Some(1), None, None, State::Active, RUNS);
+    let destroyed = || Facts { wanted: Wanted::Destroyed, ..well() };
+    let volume = |facts| Facts { kind: Workload::Volume, ..facts };
+    let node: NodeId = "00000000-0000-0000-0000-000000000008".parse().unwrap();
+    all([
+        (waits(open()), Tells(State::Rebuilding, "to be a copy of its disk", &[])),
+        (waits(Facts { status: told(State::Rebuilding), ..open() }), wait()),
+        (waits(destroyed()), Tells(State::Destroying, "to be a copy of its disk", &[])),
+        (waits(Facts { status: told(State::Destroying), ..destroyed() }), wait()),
+        (waits(volume(Facts { handover: Some(Handover::To(node)), ..well() })), wait()),
+        (waits(volume(rebuilds(Some(1), None, None, State::Active, None))), wait()),
+        // Nothing of it is otherwise: who is a copy of it does not matter.
+        (waits(well()), Settled),
     ]);
 }
