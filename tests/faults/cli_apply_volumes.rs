@@ -156,6 +156,13 @@ async fn they_grow_and_move_and_go_by_their_own_wish_alone() -> Result<()> {
     assert_eq!(volume(&control, "data")?["size_gb"], 3);
     assert_eq!(applied(&control, &larger, &[], 0)?.0, nothing());
 
+    // Nothing is taken for one that cannot be made.
+    let huge = "  db2: {query: \"resources=VCPU:100000,MEMORY_MB:64,DISK_GB:1\", volumes: [data]}\n";
+    let (_, told) = applied(&control, &stack("data: {size: 3, labels: {k: v}}", "", huge), &[], 1)?;
+    ensure!(told.contains("no allocations left"), "{told}");
+    assert_eq!(holder(&control, "data")?, instance(&control, "db")?);
+    assert_eq!(applied(&control, &larger, &[], 0)?.0, nothing());
+
     // A new one gets it, and so goes where it lies, of three nodes.
     let two = format!("  db2: {{query: \"{SMALL}\", volumes: [data]}}\n");
     let moved = stack("data: {size: 3, labels: {k: v}}", "", &two);
@@ -200,15 +207,19 @@ async fn a_copy_lies_where_its_source_does_and_what_is_gone_since_is_not_missed(
     }
     for round in 0..3 {
         let (golden, copy) = (format!("golden{round}"), format!("copy{round}"));
+        let flavor = format!("f{round}");
+        control.done(&["flavor", "create", &flavor, &SMALL.replace("DISK_GB:1", "DISK_GB:2")])?;
         control.done(&["volume", "create", &golden, "--size", "2", "--wait"])?;
         let text = format!(
-            "stack: s{round}\nvolumes:\n  {copy}: {{image: \"volume:{golden}\"}}\ninstances:\n  db{round}: {{query: \"{SMALL}\", volumes: [{copy}]}}\n"
+            "stack: s{round}\nvolumes:\n  {copy}: {{image: \"volume:{golden}\"}}\ninstances:\n  db{round}: {{query: \"{SMALL}\", volumes: [{copy}]}}\n  \
+             web{round}: {{flavor: f{round}, image: \"volume:{golden}\"}}\n"
         );
         applied(&control, &text, &[], 0)?;
         let (source, made) = (volume(&control, &golden)?, volume(&control, &copy)?);
         assert_eq!((&made["node"], &made["copy_of"]), (&source["node"], &source["volume"]));
         assert_eq!((&made["size_gb"], &made["status"]), (&2.into(), &"in-use".into()));
         control.done(&["volume", "delete", &golden, "--wait"])?;
+        control.done(&["flavor", "delete", &flavor])?;
         assert_eq!(applied(&control, &text, &[], 0)?.0, nothing());
     }
     Ok(())

@@ -192,6 +192,8 @@ async fn a_node_is_chosen_by_name_and_a_dry_run_only_says_which() -> Result<()> 
     ensure!(why.contains("on two: VCPU is short by 1") && !why.contains("on one"), "{why}");
     refused(&control, &["--node", "nowhere", TINY], 1, "no node is named `nowhere`")?;
     refused(&control, &["--node", "one", &format!("{TINY}&in_tree={two}")], 2, "in_tree")?;
+    let same = control.eschedule(&["--node", "two", &format!("{TINY}&in_tree={two}")])?;
+    assert_eq!(same.status.code(), Some(1), "it is full, and that is all");
     // Said where it says nothing, it is not passed over.
     refused(&control, &["--dry-run", "destroy", "one"], 2, "--dry-run")?;
     assert!(control.done(&["list", "--state", "DESTROYING", "-o", "name"])?.is_empty());
