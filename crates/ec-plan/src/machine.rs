@@ -199,7 +199,10 @@ pub enum Problem {
 /// A paused guest that was let go on is let go on again at the earliest after so long.
 pub const RESUME_PERIOD: Duration = Duration::from_secs(10);
 
-/// What waits until its disk is copied looks again after so long.
+/// How it ends what is told of one that waits until its disk is copied.
+const BEFORE: &str = ", and is made before that is otherwise";
+
+/// Such a one looks again after so long.
 const COPY_PERIOD: Duration = Duration::from_secs(1);
 
 /// What is waited for of a guest that was started.
@@ -336,7 +339,7 @@ impl Plan {
 
     /// Waits until the copy of its disk is made that was wished before, and tells so in this state.
     fn after_copy(facts: &Facts, copy: InstanceId, state: Option<State>) -> Self {
-        let why = format!("{copy} is to be a copy of its disk, and is made before that is otherwise");
+        let why = format!("{copy} is to be a copy of its disk{BEFORE}");
         match state.map(|state| Self::tell(facts, state, &why)) {
             Some(tell @ Self { next: Next::Run(_), .. }) => tell,
             _ => Self { next: Next::Wait(Until::After(COPY_PERIOD)), why: why.into() },

@@ -13,10 +13,10 @@
 use ec_model::{Power, RunState, State};
 
 use super::{
-    Announce, Effect, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, kept::uncounted,
-    known, state,
+    Announce, BEFORE, Effect, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk,
+    kept::uncounted, known, state,
 };
-use crate::{Facts, Limits, RecordFacts};
+use crate::{Facts, KnownStatus, Limits, RecordFacts};
 
 /// What is left to do of the wish.
 pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
@@ -67,7 +67,8 @@ fn make(facts: &Facts) -> Plan {
         return first;
     }
     let mut effects = Vec::new();
-    if state(facts) != Some(State::Rebuilding) {
+    let waited = |status: &KnownStatus| status.reason.as_ref().is_some_and(|reason| reason.ends_with(BEFORE));
+    if state(facts) != Some(State::Rebuilding) || known(facts).is_some_and(waited) {
         effects.push(Announce(State::Rebuilding, None));
     }
     effects.push(PrepareRebuild);

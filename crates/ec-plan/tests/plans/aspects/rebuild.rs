@@ -188,6 +188,11 @@ fn a_disk_that_is_to_be_copied_stays_as_it_is_until_it_is() {
     all([
         (waits(open()), Tells(State::Rebuilding, "to be a copy of its disk", &[])),
         (waits(Facts { status: told(State::Rebuilding), ..open() }), wait()),
+        // It waits no more.
+        (
+            Facts { status: told(State::Rebuilding), ..open() },
+            Runs(&[Announce(State::Rebuilding, None), PrepareRebuild, PowerOff, ReplaceDisk]),
+        ),
         (waits(destroyed()), Tells(State::Destroying, "to be a copy of its disk", &[])),
         (waits(Facts { status: told(State::Destroying), ..destroyed() }), wait()),
         (waits(volume(Facts { handover: Some(Handover::To(node)), ..well() })), wait()),
