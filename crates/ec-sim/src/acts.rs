@@ -13,6 +13,7 @@ use crate::{
     life::Life,
     node::{Computer, PROCESSORS},
     referee::observed,
+    replica::ADMIN,
     way::Way,
     world::{Actor, World},
 };
@@ -44,7 +45,7 @@ pub(crate) fn mend_records(world: &World, computer: &Computer) {
 
 /// Somebody else who uses placement takes all processors of a computer that are free, for so long.
 pub(crate) async fn take_room(world: &Arc<World>, computer: &Computer, time: Duration) {
-    let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
+    let Ok(placement) = Way::client(world, Actor::Nemesis, ADMIN, &Life::new()) else { return };
     let (consumer, node) = (InstanceId::new(Uuid::from_u128(world.any())), computer.node);
     let mut taken = PROCESSORS;
     while taken > 0 {

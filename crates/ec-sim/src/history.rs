@@ -17,6 +17,7 @@ use crate::{
     nemesis::{rage, selection},
     node::Computer,
     referee::offered_by,
+    replica::ADMIN,
     scenario::{Scenario, Stage},
     user,
     way::Way,
@@ -244,7 +245,7 @@ const LITTLE_MB: u64 = 384;
 
 /// Somebody else uses placement, too, and takes a little of each node; or all but a little.
 async fn claim_for_others(world: &Arc<World>) {
-    let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new()) else { return };
+    let Ok(placement) = Way::client(world, Actor::Nemesis, ADMIN, &Life::new()) else { return };
     for computer in &world.computers {
         let consumer = InstanceId::new(Uuid::from_u128(world.any()));
         #[expect(clippy::cast_possible_truncation, reason = "memory is far below 2^52 MB")]

@@ -13,6 +13,7 @@ use crate::{
     life::Life,
     node::Computer,
     operator,
+    replica::ADMIN,
     snag::Fate,
     way::Way,
     world::{Actor, Storm, World},
@@ -318,7 +319,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         }
         Ill::LoseClaim => {
             if let Some(guest) = any_guest(world, &computer).await
-                && let Ok(placement) = Way::client(world, Actor::Nemesis, &Life::new())
+                && let Ok(placement) = Way::client(world, Actor::Nemesis, ADMIN, &Life::new())
             {
                 say(world, format!("deletes the claim of {guest}"));
                 world.judge(|referee, _| referee.claim_lost(guest));

@@ -24,6 +24,7 @@ use crate::{
     door::Door,
     hands::Hands,
     life::Life,
+    replica::ADMIN,
     way::Way,
     world::{Actor, World},
 };
@@ -142,6 +143,12 @@ impl Computer {
         })
     }
 
+    /// What its agents show to placement, also where it is a clone: it may change this node's provider alone. On storage that
+    /// nodes share only an operator could let those in (`eschedule storage join`), so that they may change all.
+    pub(crate) fn token(&self) -> String {
+        self.storage.map_or_else(|| format!("token of {}", self.node), |_| ADMIN.to_owned())
+    }
+
     pub(crate) fn shares_storage_with(&self, other: &Self) -> bool {
         self.storage.is_some() && self.storage == other.storage
     }
@@ -207,7 +214,7 @@ impl Computer {
         let (settings, _) = Settings::load(Some(&self.directory.join("compute.yaml")))?;
         let door = Door { world: Arc::clone(world), actor, life: life.clone(), request_id: None };
         let hands = Hands { world: Arc::clone(world), computer: Arc::clone(self), actor, life: life.clone() };
-        let placement = Way::client(world, actor, life)?;
+        let placement = Way::client(world, actor, &self.token(), life)?;
         let machine = world.machine(life);
         let parts =
             agent::assemble(settings, self.node, Arc::new(door), Arc::new(hands), placement, machine).await?;

@@ -2,9 +2,10 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
+use ec_model::token_digest;
 use ec_placement_model::search::Options;
 use placement::{
-    http::{Api, ApiConfig, Auth, Cors, Policy},
+    http::{Api, ApiConfig, Auth, Cors, Policy, Token, Tokens},
     store::{Keys, Limits, Replica},
 };
 use tokio_util::sync::CancellationToken;
@@ -14,6 +15,23 @@ use crate::{
     life::Life,
     world::{Actor, PLACEMENT, World},
 };
+
+/// Who may change all that placement counts: operators, and whoever has a command line or is a controller.
+pub(crate) const ADMIN: &str = "admin";
+
+fn tokens(world: &World) -> Tokens {
+    let of_nodes = world.computers.iter().map(|node| (node.token(), "service", Some(node.node.uuid())));
+    // The last of those that are the same counts.
+    let admin = [(ADMIN.to_owned(), ADMIN, None)];
+    let listed = of_nodes.chain(admin).map(|(token, role, provider)| Token {
+        sha256: token_digest(&token),
+        name: token,
+        roles: vec![role.to_owned()],
+        project: None,
+        provider,
+    });
+    Tokens::new(listed.collect()).unwrap_or_default()
+}
 
 struct Running {
     api: Arc<Api>,
@@ -68,7 +86,7 @@ impl Replicas {
             }
         });
         let config = ApiConfig {
-            auth: Auth::NoAuth,
+            auth: Auth::Tokens(tokens(world)),
             policy: Policy::Legacy,
             cors: Cors::default(),
             randomize: false,

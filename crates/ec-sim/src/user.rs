@@ -16,6 +16,7 @@ use crate::{
     door::Door,
     fashion::{Fashion, an_image},
     life::Life,
+    replica::ADMIN,
     volumes,
     way::Way,
     world::{Actor, World},
@@ -42,7 +43,7 @@ pub(crate) fn cloud(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Re
     let door = Door { world: Arc::clone(world), actor, life: life.clone(), request_id };
     Ok(Cloud {
         store: Arc::new(door),
-        placement: Arc::new(Way::client(world, actor, life)?.on_behalf(request_id)),
+        placement: Arc::new(Way::client(world, actor, ADMIN, life)?.on_behalf(request_id)),
         host,
         keys: world.keys.clone(),
         project: "default".to_owned(),

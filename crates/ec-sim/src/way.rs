@@ -26,10 +26,16 @@ pub(crate) struct Way {
 }
 
 impl Way {
-    /// The shipped client, by this way.
-    pub(crate) fn client(world: &Arc<World>, actor: Actor, life: &Life) -> anyhow::Result<PlacementClient> {
+    /// The shipped client, by this way, with this token.
+    pub(crate) fn client(
+        world: &Arc<World>,
+        actor: Actor,
+        token: &str,
+        life: &Life,
+    ) -> anyhow::Result<PlacementClient> {
+        let token = token.to_owned();
         let config =
-            PlacementConfig { endpoint: "http://placement".to_owned(), ..PlacementConfig::default() };
+            PlacementConfig { endpoint: "http://placement".to_owned(), token, ..PlacementConfig::default() };
         let way = Self { world: Arc::clone(world), actor, life: life.clone() };
         Ok(PlacementClient::new(&config)?.over(Arc::new(way)))
     }

@@ -8,6 +8,8 @@ use serde_json::{Map, Value, json};
 
 use super::{Scenario, Stage, stage::Sight};
 use crate::{
+    referee::observed,
+    replica::ADMIN,
     snag::Fate,
     world::{Actor, PLACEMENT},
 };
@@ -32,6 +34,12 @@ pub(super) const ALL: &[Scenario] = &[
         "a document writes for one consumer in two spellings of its uuid: it is refused, and nothing is counted twice",
         |stage| Box::pin(spellings(stage)),
     ),
+    Scenario::new(
+        "nodes-token-and-what-is-not-its-own",
+        "with the token of one node somebody changes what another offers, and the claim of a guest there: that is refused, and of its own node it may be done",
+        |stage| Box::pin(not_its_own(stage)),
+    )
+    .on_nodes(2),
     Scenario::new(
         "turn-left-behind",
         "a replica is killed after it asked the others for a turn: they wait for a second at most, again and again, and go on",
@@ -146,10 +154,10 @@ async fn stalled(stage: Stage) {
     let paths: Vec<String> = (0..150u128)
         .map(|number| format!("/allocations/{}", uuid::Uuid::from_u128(0xf000 + number)))
         .collect();
-    let claims = paths.iter().map(|path| stage.ask_placement(Method::PUT, path, Some(little(&nodes))));
+    let claims = paths.iter().map(|path| stage.ask_placement(ADMIN, Method::PUT, path, Some(little(&nodes))));
     let given = join_all(claims).await.iter().filter(|answer| answer.0 == 204).count();
     stage.demand(given == 150, "each is given").await;
-    let releases = paths.iter().map(|path| stage.ask_placement(Method::DELETE, path, None));
+    let releases = paths.iter().map(|path| stage.ask_placement(ADMIN, Method::DELETE, path, None));
     let released = join_all(releases).await.iter().filter(|answer| answer.0 == 204).count();
     stage.demand(released == 150, "each is given back").await;
 }
@@ -162,6 +170,27 @@ async fn spellings(stage: Stage) {
     stage.demand(status == 400, "it is refused").await;
     let claims = stage.world.store.content(&format!("{PLACEMENT}/consumers/")).pairs.len();
     stage.demand(claims == 0, "nothing is counted").await;
+}
+
+async fn not_its_own(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let at = if observed(stage.node(1), guest).is_some() { 1 } else { 2 };
+    let inventory = format!("/resource_providers/{}/inventories/VCPU", stage.node(at).node);
+    let claim = format!("/allocations/{guest}");
+    let (_, offered) = stage.placement(Method::GET, &inventory, None).await;
+    let other = stage.node(3 - at).token();
+    for (method, path, body) in [
+        (Method::PUT, &inventory, Some(offered.clone())),
+        (Method::DELETE, &inventory, None),
+        (Method::DELETE, &claim, None),
+    ] {
+        let (status, _) = stage.ask_placement(&other, method, path, body).await;
+        stage.demand(status == 403, "it is refused").await;
+    }
+    let own = stage.node(at).token();
+    let (status, _) = stage.ask_placement(&own, Method::PUT, &inventory, Some(offered)).await;
+    stage.demand(status == 200, "its own may be changed").await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
 }
 
 async fn turn(stage: Stage) {

@@ -46,6 +46,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(lost_disk(stage)),
     ),
     Scenario::new(
+        "rebuild-on-a-host-that-lost-everything",
+        "a host loses domain, disk and record of a guest, as one that is installed anew: a rebuild gives it a disk, and it is well",
+        |stage| Box::pin(lost_everything(stage)),
+    ),
+    Scenario::new(
         "rebuild-of-another-copy",
         "the agent is killed when it has copied a volume for a rebuild, and another volume is wished then: the guest has a copy of that",
         |stage| Box::pin(another_copy(stage)),
@@ -194,6 +199,20 @@ async fn lost_disk(stage: Stage) {
     stage.until(guest, "an ERROR", |is| is.is(State::Error)).await;
     rebuilt(&stage, guest).await;
     stage.until_well(guest).await;
+}
+
+async fn lost_everything(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.kill(1);
+    stage.end_guest(1, guest, ec_hypervisor::End::Unknown);
+    stage.undefine(1, guest);
+    stage.delete_disk(1, guest);
+    stage.node(1).lose_record(guest);
+    stage.start(1);
+    stage.until(guest, "an ERROR", |is| is.is(State::Error)).await;
+    rebuilt(&stage, guest).await;
+    stage.until_well(guest).await;
+    stage.demand(replaced(&stage, guest) == 1, "it has a new disk").await;
 }
 
 async fn wished_again(stage: Stage) {

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use ec_hypervisor::{Hypervisor, Operation};
-use ec_model::{End, Instance, InstanceId, Restart, State, decode};
+use ec_hypervisor::{Hypervisor, HypervisorError, Operation};
+use ec_model::{CopyOf, End, ImageRef, Instance, InstanceId, Restart, State, Workload, decode};
 use ec_plan::verbs::Verb;
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     stage::Sight,
     volumes::{come, given, has, near},
 };
-use crate::snag::Fate;
+use crate::{referee::observed, snag::Fate, volumes::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -45,7 +45,145 @@ pub(super) const ALL: &[Scenario] = &[
         "a guest with a volume is rescued: a snapshot of all its disks is refused at once, and made when it runs from its own again",
         |stage| Box::pin(of_rescued(stage)),
     ),
+    Scenario::new(
+        "snapshot-before-a-rebuild",
+        "a guest is to have a new disk, and then to be destroyed, while a copy of its disk is being made: that is made first, whatever is killed meanwhile",
+        |stage| Box::pin(before_rebuild(stage)),
+    ),
+    Scenario::new(
+        "copy-before-a-delete",
+        "a volume is to be made anew, to go to another node, and then to be deleted, each while a copy of it is being made: that is made first",
+        |stage| Box::pin(before_delete(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "guests-that-are-to-be-copies-of-each-other",
+        "each of two guests is to have a copy of the other's disk as its own: who wished it first has it first, and neither waits for ever",
+        |stage| Box::pin(of_each_other(stage)),
+    ),
+    Scenario::new(
+        "destroy-behind-a-copy-that-fails",
+        "a guest is to be destroyed while a copy of its disk is being made, which fails, or is deleted: it is destroyed",
+        |stage| Box::pin(behind_failure(stage)),
+    ),
 ];
+
+/// What takes so long that whatever comes next comes before its end.
+const LONG: Duration = Duration::from_secs(60);
+
+async fn asked_for(stage: &Stage, guest: InstanceId) -> InstanceId {
+    match stage.user(1).snapshots(guest).await {
+        Ok(copy) => copy,
+        Err(why) => stage.fail(format!("it was not asked for: {why}")).await,
+    }
+}
+
+async fn before_rebuild(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let hypervisor = &stage.node(1).hypervisor;
+    let replaced = || hypervisor.effects(Operation::ReplaceOverlay, guest);
+    hypervisor.set_latency(Operation::CreateVolume, LONG);
+    hypervisor.set_latency(Operation::CreateSuccessor, Duration::from_secs(5));
+    let copy = asked_for(&stage, guest).await;
+    stage.pass(5).await;
+    stage.user(2).asks(guest, &Verb::Rebuild(None)).await;
+    stage.until(guest, "told to wait", |is| is.is(State::Rebuilding) && is.says("is made before")).await;
+    stage.kill(1);
+    stage.start(1);
+    stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
+    stage.demand(replaced() == 0, "the disk is the one that was copied").await;
+    stage.until(guest, "well with a new disk", |is| is.is_well() && replaced() == 1).await;
+    let copy = asked_for(&stage, guest).await;
+    stage.pass(5).await;
+    stage.destroyed(guest).await;
+    stage.until(guest, "told to wait", |is| is.is(State::Destroying) && is.says("is made before")).await;
+    stage.kill(1);
+    stage.start(1);
+    stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
+    stage.until_gone(guest).await;
+}
+
+async fn before_delete(stage: Stage) {
+    let volume = near_nobody(&stage).await;
+    let at = |number: usize| observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
+    let here = if at(1) { 1 } else { 2 };
+    let other = stage.node(3 - here).node;
+    let older = copied(&stage, volume).await;
+    stage.until(older, "there", |is| is.is(State::Active)).await;
+    for node in [1, 2] {
+        stage.node(node).hypervisor.set_latency(Operation::CreateVolume, LONG);
+    }
+    let replaced = || {
+        let of = |node: usize| stage.node(node).hypervisor.effects(Operation::ReplaceOverlay, volume);
+        of(1) + of(2)
+    };
+    let copy = copied(&stage, volume).await;
+    stage.pass(5).await;
+    let of = CopyOf::disk(Workload::Volume, older);
+    stage.demand(stage.user(2).remakes(volume, &of).await.is_ok(), "it is to be made anew").await;
+    stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
+    stage.demand(replaced() == 0, "the disk is the one that was copied").await;
+    stage.until(volume, "made anew", |is| is.is(State::Active) && replaced() == 1).await;
+    stage.pass(10).await;
+    let copy = copied(&stage, volume).await;
+    stage.pass(5).await;
+    stage.demand(stage.user(2).moves(volume, other).await.is_ok(), "it goes to the other node").await;
+    stage.demand(stage.sight(copy).is(State::Active), "the copy was made before").await;
+    let copy = copied(&stage, volume).await;
+    stage.pass(5).await;
+    stage.demand(stage.user(2).deletes(volume).await.is_ok(), "it is deleted").await;
+    stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
+    stage.until_gone(volume).await;
+}
+
+async fn near_nobody(stage: &Stage) -> InstanceId {
+    let asked = stage.user(1).makes_volume(Order::SMALL).await;
+    come(stage, asked).await
+}
+
+async fn copied(stage: &Stage, volume: InstanceId) -> InstanceId {
+    match stage.user(1).makes_volume(Order { copy_of: Some(volume), ..Order::SMALL }).await {
+        Ok(copy) => copy,
+        Err(why) => stage.fail(format!("it was not asked for: {why}")).await,
+    }
+}
+
+async fn of_each_other(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let hypervisor = &stage.node(1).hypervisor;
+    hypervisor.set_latency(Operation::CreateSuccessor, LONG);
+    let (user, other) = (stage.user(1), stage.user(2));
+    let of = |guest| Verb::Rebuild(Some(ImageRef::copy_of(&CopyOf::disk(Workload::Machine, guest))));
+    let verbs = [of(guests[1]), of(guests[0])];
+    tokio::join!(user.asks(guests[0], &verbs[0]), other.asks(guests[1], &verbs[1]));
+    for guest in guests {
+        let replaced = || hypervisor.effects(Operation::ReplaceOverlay, guest);
+        stage.until(guest, "well with a new disk", |is| is.is_well() && replaced() == 1).await;
+    }
+}
+
+async fn behind_failure(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let hypervisor = &stage.node(1).hypervisor;
+    hypervisor.set_latency(Operation::CreateVolume, LONG);
+    let copies = [asked_for(&stage, guests[0]).await, asked_for(&stage, guests[1]).await];
+    stage.pass(5).await;
+    for guest in guests {
+        stage.destroyed(guest).await;
+        stage.until(guest, "told to wait", |is| is.says("is made before")).await;
+    }
+    stage.demand(stage.user(1).deletes(copies[0]).await.is_ok(), "the copy is deleted").await;
+    stage.until_gone(guests[0]).await;
+    stage.demand(stage.sight(guests[1]).runs(), "the other is there yet").await;
+    hypervisor.fail_next(
+        Operation::CreateVolume,
+        HypervisorError::Failed { what: "copy it".into(), detail: "refused on request".into() },
+    );
+    stage.kill(1);
+    stage.start(1);
+    stage.until_gone(guests[1]).await;
+}
 
 async fn of_rescued(stage: Stage) {
     let guest = stage.ready("web").await;

@@ -21,6 +21,7 @@ use crate::{
     life::Life,
     node::Computer,
     referee::observed,
+    replica::ADMIN,
     snag::Fate,
     traces::{Traces, records},
     way::Way,
@@ -334,7 +335,7 @@ impl Stage {
     /// Asks placement for something as an operator does; the status and the document of the answer.
     pub(super) async fn placement(&self, method: Method, path: &str, body: Option<Value>) -> (u16, Value) {
         self.say(format!("asks placement by hand: {method} {path}"));
-        let answer = self.ask_placement(method, path, body).await;
+        let answer = self.ask_placement(ADMIN, method, path, body).await;
         let why = answer.1["errors"][0]["detail"].as_str().unwrap_or_default().trim().to_owned();
         self.say(format!("     is answered with {} {why}", answer.0).trim_end());
         answer
@@ -351,9 +352,10 @@ impl Stage {
         self.placement(Method::PUT, &path, Some(traits)).await;
     }
 
-    /// The same, without a word in the log.
+    /// The same with this token, without a word in the log.
     pub(super) async fn ask_placement(
         &self,
+        token: &str,
         method: Method,
         path: &str,
         body: Option<Value>,
@@ -363,7 +365,8 @@ impl Stage {
             Err(error) => return self.fail(format!("{path}: {error}")).await,
         };
         let mut headers = HeaderMap::new();
-        headers.insert("x-auth-token", HeaderValue::from_static("admin"));
+        let Ok(token) = token.parse() else { return self.fail(format!("no token: {token}")).await };
+        headers.insert("x-auth-token", token);
         headers.insert("openstack-api-version", HeaderValue::from_static("placement 1.39"));
         let way = Way { world: Arc::clone(&self.world), actor: Actor::Nemesis, life: Life::new() };
         match way.ask(Request { method, url, headers, body }).await {
