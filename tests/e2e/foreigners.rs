@@ -115,6 +115,29 @@ impl Cloud {
         ])
     }
 
+    /// What is changed of how it is defined stays over the next start; but its size is what is claimed, and that is told.
+    fn keeps_what_is_changed(&self, guest: InstanceId, disk: &str) -> Result<()> {
+        let name = guest.to_string();
+        let defined = || self.virsh_says(&["dumpxml", "--inactive", &name]);
+        let memory = |document: &str| {
+            let line = document.lines().find(|line| line.contains("<memory ")).map(str::trim);
+            line.map(str::to_owned).context("it has memory")
+        };
+        let claimed = memory(&defined()?)?;
+        self.virsh_says(&["attach-disk", &name, "--source", disk, "--target", "vdy", "--config"])?;
+        self.virsh_says(&["setmaxmem", &name, "--size", "300M", "--config"])?;
+        ensure!(memory(&defined()?)? != claimed, "it is defined with more");
+        for verb in [&["stop", "--grace", "0"][..], &["start"]] {
+            let asked = self.stack.eschedule(&[verb, &["--wait", &name]].concat())?;
+            ensure!(asked.status.success(), "{verb:?}: {asked:?}\n{}", self.stack.log());
+        }
+        let document = defined()?;
+        ensure!(document.contains("dev='vdy'"), "their disk is gone: {document}");
+        ensure!(memory(&document)? == claimed, "it has more than is claimed: {document}");
+        ensure!(self.stack.log().contains("and 300 MiB of memory, and has"), "{}", self.stack.log());
+        Ok(())
+    }
+
     /// What libvirt says of it and what is told agree. What is only under way never agrees.
     async fn agrees(&self, guest: InstanceId) -> Result<Status> {
         let status = self.stack.status(guest).await?.context("nothing is told of it")?;
@@ -205,6 +228,7 @@ async fn whatever_others_do_to_guests_is_told_and_costs_nobody_a_disk() -> Resul
         let kept = cloud.run(guest, "dd if=/dev/vda bs=1M skip=500 count=1 | head -n 1").await?;
         assert_eq!(kept.trim(), name, "what it wrote");
     }
+    cloud.keeps_what_is_changed(cloud.guests[0], &theirs)?;
     assert_eq!(cloud.foreigner()?, foreigner, "others' guest is as they made it, and was not started anew");
     for arguments in [["destroy", FOREIGN], ["undefine", FOREIGN]] {
         ensure!(cloud.virsh(&arguments)?.status.success(), "{arguments:?}");

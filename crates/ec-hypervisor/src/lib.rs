@@ -114,7 +114,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// is. What the guest wrote stays.
     async fn grow_disk(&self, instance: InstanceId, capacity_bytes: u64) -> HypervisorResult<()>;
 
-    /// Defines the domain anew that is there, as large as this. Fails while it is up, and where memory of it was saved.
+    /// Defines the domain that is there as large as this, and otherwise as it is defined, where that can be. Fails while it is up, and
+    /// where memory of it was saved.
     async fn redefine(&self, spec: &DomainSpec) -> HypervisorResult<()>;
 
     /// Has a guest that runs be as large as this at once, and its domain be defined so for good; being so already is no

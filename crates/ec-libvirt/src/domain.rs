@@ -14,7 +14,7 @@ use virt::{
 
 use crate::{
     disk::impassable_ancestor,
-    error::{CallError, absent, has_code, is_connection_error},
+    error::{CallError, absent, has_code, is_connection_error, is_refusal},
     sys::{backup, has_lost_backup, saved_xml},
     xml::{self, MARK_NAMESPACE, Mark, MemoryXml},
 };
@@ -312,15 +312,53 @@ pub(crate) fn forget_memory(connect: &Connect, node: NodeId, instance: InstanceI
     Ok(())
 }
 
-/// An error where the domain is up or goes on from saved memory, so that it has the size that it was started with.
-pub(crate) fn refuse_memory(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
-    let domain = ours(connect, node, instance)?;
+/// Defines the domain as large as the spec, as [`define_resized`] has it. An error where it is up or goes on from saved memory, so
+/// that it has the size that it was started with.
+pub(crate) fn redefine(
+    connect: &Connect,
+    node: NodeId,
+    spec: &DomainSpec,
+    document: &str,
+) -> Result<(), CallError> {
+    let domain = ours(connect, node, spec.instance)?;
     if domain.is_active()? {
         return Err(CallError::Refused("the guest is up".into()));
     }
     if domain.has_managed_save(0)? {
         return Err(CallError::Refused("the guest's memory is saved, and goes on as large as it was".into()));
     }
+    define_resized(&domain, spec, document, |document| {
+        connect.define_domain_xml(document)?;
+        Ok(())
+    })
+}
+
+/// Defines the domain that is there as large as the spec, and otherwise as it is defined: an operator may have changed it. Where that
+/// cannot be, as `document` has it, which is told.
+fn define_resized(
+    domain: &Domain,
+    spec: &DomainSpec,
+    document: &str,
+    define: impl Fn(&str) -> Result<(), CallError>,
+) -> Result<(), CallError> {
+    // One that somebody undefined is defined as nothing.
+    if !domain.is_persistent()? {
+        return define(document);
+    }
+    let is = domain.xml_desc(sys::VIR_DOMAIN_XML_INACTIVE | sys::VIR_DOMAIN_XML_SECURE)?;
+    let why = match xml::resized(&is, spec) {
+        Ok(resized) => match define(&resized) {
+            Err(CallError::Libvirt(error)) if is_refusal(&error) => error.message().to_owned(),
+            defined => return defined,
+        },
+        Err(why) => why,
+    };
+    define(document)?;
+    tracing::warn!(
+        instance = %spec.instance,
+        why,
+        "its domain could not be given another size as it was defined, and is defined anew: but for volumes, all that others changed of it is gone"
+    );
     Ok(())
 }
 
@@ -382,7 +420,8 @@ pub(crate) fn grow(
     document: &str,
 ) -> Result<(), CallError> {
     let domain = ours(connect, node, spec.instance)?;
-    let grown = add(&domain, spec).and_then(|()| define_up(connect, document));
+    let define = || define_resized(&domain, spec, document, |document| define_up(connect, document));
+    let grown = add(&domain, spec).and_then(|()| define());
     or_ended(connect, node, spec.instance, grown)
 }
 

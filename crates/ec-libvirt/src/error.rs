@@ -54,15 +54,10 @@ impl CallError {
                 HypervisorError::NotNow { what: what.to_owned(), detail: error.message().to_owned() }
             }
             // libvirtd's own deadlines: another call holds the domain, or its process does not die.
-            Self::Libvirt(error)
-                if has_code(&error, ErrorNumber::OperationTimeout)
-                    || has_code(&error, ErrorNumber::ResourceBusy) =>
-            {
-                HypervisorError::TimedOut {
-                    what: format!("the call to {what} ({})", error.message()),
-                    seconds,
-                }
-            }
+            Self::Libvirt(error) if is_overdue(&error) => HypervisorError::TimedOut {
+                what: format!("the call to {what} ({})", error.message()),
+                seconds,
+            },
             Self::Libvirt(error) => {
                 HypervisorError::Failed { what: what.to_owned(), detail: error.message().to_owned() }
             }
@@ -86,6 +81,16 @@ pub(crate) fn is_connection_error(error: &Error) -> bool {
         || [ErrorNumber::NoConnect, ErrorNumber::InvalidConn, ErrorNumber::Rpc]
             .into_iter()
             .any(|code| has_code(error, code))
+}
+
+/// Whether libvirtd waited in vain for another call.
+fn is_overdue(error: &Error) -> bool {
+    has_code(error, ErrorNumber::OperationTimeout) || has_code(error, ErrorNumber::ResourceBusy)
+}
+
+/// Whether libvirt refused it for what it is, and would at any time.
+pub(crate) fn is_refusal(error: &Error) -> bool {
+    !is_connection_error(error) && !is_overdue(error)
 }
 
 /// Turns "there is no such thing" into `None`.

@@ -682,10 +682,8 @@ impl Hypervisor for LibvirtHypervisor {
         let document = self.document(&self.facts().await?, &spec);
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            domain::refuse_memory(connect, node, instance)?;
             volumes::refuse_astray(connect, &pool, instance)?;
-            connect.define_domain_xml(&document?)?;
-            Ok(())
+            domain::redefine(connect, node, &spec, &document?)
         };
         self.act.call(format!("define domain {instance} anew"), Scope::Instance(instance), work).await
     }

@@ -761,6 +761,83 @@ async fn what_libvirt_made_of_our_documents_is_valid_by_its_own_schemas() {
     test.end().await;
 }
 
+/// As `virsh edit` and `virsh attach-disk --config` do it.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_somebody_changed_of_a_definition_stays_when_the_guest_gets_another_size() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    hypervisor.create_overlay(instance, &base(), None).await.unwrap();
+    let spec = conformance::small_domain(instance);
+    hypervisor.define(&spec).await.unwrap();
+    let connect = test.server().connection();
+    let defined = || {
+        tokio::task::block_in_place(|| {
+            let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+            domain.xml_desc(virt::sys::VIR_DOMAIN_XML_INACTIVE).unwrap()
+        })
+    };
+    let edit = |from: &str, to: &str| {
+        let document = defined();
+        assert!(document.contains(from), "no {from} in {document}");
+        let edited = document.replacen(from, to, 1);
+        tokio::task::block_in_place(|| connect.define_domain_xml(&edited).unwrap());
+    };
+    let theirs = test.config.pool_path.with_extension("raw");
+    std::fs::File::create(&theirs).unwrap().set_len(1 << 20).unwrap();
+    let disk = format!(
+        "<disk type='file' device='disk'><source file='{}'/><target dev='vdx' bus='virtio'/></disk></devices>",
+        theirs.display()
+    );
+    edit("</devices>", &disk);
+    edit("<os>", "<cputune><shares>512</shares></cputune><description>a &amp; b</description><os>");
+    let is_as_they_made_it = |size: (u64, u64)| {
+        let document = defined();
+        for part in ["dev='vdx'", "<shares>512</shares>", "a &amp; b", "<panic model='isa'"] {
+            assert!(document.contains(part), "no {part} in {document}");
+        }
+        assert_valid(&document, "domain");
+        let size = format!(">{}</memory>", size.1 << 10);
+        assert!(document.contains(&size), "no {size} in {document}");
+    };
+    let size = async || {
+        let size = hypervisor.size(instance).await.unwrap().unwrap();
+        (size.vcpus, size.memory_mb)
+    };
+
+    for (vcpus, memory_mb) in [(2, 1024), (1, 128), (3, 2048), (2, 1024)] {
+        hypervisor.redefine(&DomainSpec { vcpus, memory_mb, ..spec.clone() }).await.unwrap();
+        assert_eq!(size().await, (vcpus, memory_mb));
+        is_as_they_made_it((vcpus, memory_mb));
+    }
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.grow(&DomainSpec { vcpus: 2, memory_mb: 1152, ..spec.clone() }).await.unwrap();
+    is_as_they_made_it((2, 1152));
+    hypervisor.power_off(instance).await.unwrap();
+    assert_eq!(size().await, (2, 1152));
+
+    // A size of theirs is not kept, however they said it.
+    let dimm =
+        "<memory model='dimm'><target><size unit='MiB'>256</size><node>0</node></target></memory></devices>";
+    edit("</devices>", dimm);
+    assert_eq!(size().await, (2, 1408));
+    hypervisor.redefine(&DomainSpec { vcpus: 2, memory_mb: 1152, ..spec.clone() }).await.unwrap();
+    assert_eq!(size().await, (2, 1152));
+    is_as_they_made_it((2, 1152));
+
+    // What cannot be made another size is as a new one would be.
+    edit(
+        "<cell id='0' cpus='0-1' memory='1179648' unit='KiB'/>",
+        "<cell id='0' cpus='0' memory='589824' unit='KiB'/><cell id='1' cpus='1' memory='589824' unit='KiB'/>",
+    );
+    hypervisor.redefine(&DomainSpec { vcpus: 1, memory_mb: 128, ..spec.clone() }).await.unwrap();
+    assert_eq!(size().await, (1, 128));
+    assert!(!defined().contains("vdx") && !defined().contains("<shares>"), "{}", defined());
+    hypervisor.destroy(instance).await.unwrap();
+    assert!(theirs.exists(), "their disk is theirs");
+    test.end().await;
+}
+
 /// Between the question for a domain and that for its mark it goes: then it is nobody's, and not another's, whose disk would be
 /// none of ours.
 #[tokio::test(flavor = "multi_thread")]

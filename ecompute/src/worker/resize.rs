@@ -246,13 +246,20 @@ impl Worker {
         Ok(wished.or(record.resized.as_ref().map(|noted| noted.wished_at)))
     }
 
-    /// Before it is started: a call that was given up, and came late, may have made its domain of another size. The wish may
-    /// be lost since then.
+    /// Before it is started: a call that was given up, and came late, or somebody by hand may have made its domain of another size
+    /// than is claimed. The wish may be lost since then.
     pub(super) async fn be_as_noted(&self) -> Result<(), Stop> {
         if let Some(record) = self.record().await?.filter(|record| is_measured(&record.resources))
             && let Some(is) = self.parts.hypervisor.size(self.job.instance).await?
         {
-            self.define_as(Some(is), &record.resources).await?;
+            let Size { vcpus, memory_mb, .. } = Size::of(&record.resources);
+            if self.define_as(Some(is), &record.resources).await? {
+                tracing::warn!(
+                    "its domain was defined with {} processors and {} MiB of memory, and has {vcpus} and {memory_mb} again, which are claimed for it",
+                    is.vcpus,
+                    is.memory_mb
+                );
+            }
         }
         Ok(())
     }
@@ -264,13 +271,15 @@ impl Worker {
             .ok_or_else(|| Stop::Retry("its domain or its disk is gone".to_owned()))
     }
 
-    /// Defines its domain with the processors and the memory of these amounts, where it is not known to have them.
-    async fn define_as(&self, is: Option<DomainSize>, amounts: &Resources) -> Result<(), Stop> {
+    /// Defines its domain with the processors and the memory of these amounts, where it is not known to have them; whether it was
+    /// not.
+    async fn define_as(&self, is: Option<DomainSize>, amounts: &Resources) -> Result<bool, Stop> {
         let domain = self.domain_of(amounts).await?;
-        if is.map(|is| (is.vcpus, is.memory_mb)) != Some((domain.vcpus, domain.memory_mb)) {
+        let is_other = is.map(|is| (is.vcpus, is.memory_mb)) != Some((domain.vcpus, domain.memory_mb));
+        if is_other {
             self.parts.hypervisor.redefine(&domain).await?;
         }
-        Ok(())
+        Ok(is_other)
     }
 
     /// These amounts, as a domain has them that is so large.

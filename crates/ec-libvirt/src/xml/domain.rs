@@ -32,7 +32,7 @@ use serde::Serialize;
 use super::{Empty, MARK_NAMESPACE, Size};
 
 /// How often memory can be added until the guest is started anew.
-const SLOTS: u8 = 16;
+pub(super) const SLOTS: u8 = 16;
 
 /// What this host and its configuration add to a spec.
 #[derive(Debug, Clone, PartialEq, Eq)]

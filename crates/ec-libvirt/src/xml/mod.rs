@@ -1,8 +1,10 @@
 //! libvirt's documents as types. Written and read by serde only, so that no text from outside can become
-//! markup, and what libvirt adds in later versions is passed over.
+//! markup, and what libvirt adds in later versions is passed over; but for a definition that others may have changed, of which
+//! all stays that is not to be another.
 
 mod domain;
 mod ports;
+mod resized;
 mod storage;
 #[cfg(test)]
 #[cfg(feature = "testing")]
@@ -12,6 +14,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 
 pub(crate) use domain::{DiskXml, DomainXml, Machine, MemoryXml, VolumeFile};
 pub(crate) use ports::{NetworkXml, taps};
+pub(crate) use resized::resized;
 pub(crate) use storage::{BackupXml, PoolXml, VolumeXml, utf8};
 
 /// The namespace of our mark in a domain's metadata. A name, not an address.
