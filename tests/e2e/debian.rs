@@ -305,8 +305,16 @@ async fn a_stock_debian_is_brought_to_rest_for_a_snapshot_by_its_agent_and_goes_
         .await?;
     let told = guest.run("sudo journalctl -b -u qemu-guest-agent").await?;
     ensure!(told.contains("guest-fsfreeze"), "its agent was not asked: {told}");
+    // One that hangs is asked for nothing, so that nobody has to wait until it lets its guest go on; and that is told.
+    guest.run("sudo pkill -STOP -x qemu-ga").await?;
+    let begun = Instant::now();
+    guest.asks(&["snapshot", "create", "web", "hung", "--wait"])?;
+    ensure!(begun.elapsed() < Duration::from_secs(300), "it was waited for: {:?}", begun.elapsed());
+    ensure!(guest.stack.log().contains("did not bring its file systems to rest"), "{}", guest.stack.log());
+    guest.run("sudo pkill -CONT -x qemu-ga").await?;
+    guest.asks(&["snapshot", "delete", "hung", "--wait"])?;
     // An agent that is longer at that than anybody waits for it: the guest is let go on all the same, before it is told that all is done.
-    let slow = "printf '#!/bin/sh\\n[ $1 = thaw ] || sleep 20\\n' | sudo tee /usr/local/bin/slow >/dev/null; \
+    let slow = "printf '#!/bin/sh\\n[ $1 = thaw ] || sleep 30\\n' | sudo tee /usr/local/bin/slow >/dev/null; \
         sudo chmod 755 /usr/local/bin/slow; sudo mkdir -p /etc/systemd/system/qemu-guest-agent.service.d; \
         printf '[Service]\\nExecStart=\\nExecStart=/usr/sbin/qemu-ga --fsfreeze-hook=/usr/local/bin/slow\\n' | \
         sudo tee /etc/systemd/system/qemu-guest-agent.service.d/slow.conf >/dev/null; \

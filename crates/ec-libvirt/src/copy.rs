@@ -7,9 +7,9 @@
 //!                                  as large as wanted ─▶ in their places, under their names, the first one last
 //! ```
 //!
-//! A backup is of one moment, and the guest goes on. Until a copy is whole it bears a name that is nobody's disk, with the
-//! domain in it that is copied from: whoever finds it after a crash lets that guest go on and ends what was begun. Of several
-//! disks the first is in its place once all are.
+//! A backup is of one moment, and the guest goes on; its agent freezes it for that, where one answers. Until a copy is whole it bears a
+//! name that is nobody's disk, with the domain in it that is copied from: whoever finds it after a crash lets that guest go on and ends
+//! what was begun. Of several disks the first is in its place once all are.
 
 use std::{
     collections::HashSet,
@@ -23,12 +23,17 @@ use std::{
 };
 
 use ec_model::{CopyOf, InstanceId, NodeId};
-use virt::{connect::Connect, domain::Domain, error::ErrorNumber, storage_vol::StorageVol};
+use virt::{
+    connect::Connect,
+    domain::Domain,
+    error::{Error, ErrorNumber},
+    storage_vol::StorageVol,
+};
 
 use crate::{
     disk::{self, Pool},
     domain::{self, Found, LOST_BACKUP},
-    error::{CallError, absent},
+    error::{CallError, absent, has_code},
     lane::locked,
     sys, volumes,
     xml::{self, BackupXml, VolumeXml},
@@ -244,24 +249,31 @@ fn live(
         disks.push((device, xml::utf8(&part.file).map_err(CallError::Refused)?));
     }
     let document = xml::write(&BackupXml::new(disks)).map_err(CallError::Refused)?;
-    // A guest without an agent is copied as if its power had failed. One whose agent did not answer in time may be frozen
-    // all the same.
     let asked = Instant::now();
-    let is_frozen = sys::freeze(domain).is_ok();
-    let may_be_frozen = is_frozen || was_waited_for(asked);
+    let rest = bring_to_rest(domain);
+    let is_frozen = matches!(rest, Rest::Frozen);
     let begun = sys::begin_backup(domain, &document);
     // What is left of it where this does not begin has it tried again.
-    let owes = may_be_frozen && owes_thaw(domain, is_frozen);
+    let owes = rest.may_be_frozen() && owes_thaw(domain, is_frozen);
     match begun {
-        Ok(()) => Ok(Copying {
-            from,
-            run: domain.id(),
-            parts,
-            is_frozen,
-            owes: Arc::new(AtomicBool::new(owes)),
-            begun: asked,
-            _turn: turn,
-        }),
+        Ok(()) => {
+            if let Rest::Refused { why, .. } = rest {
+                tracing::warn!(
+                    instance = %from,
+                    why = why.message(),
+                    "its agent did not bring its file systems to rest: its disks are copied as if its power failed"
+                );
+            }
+            Ok(Copying {
+                from,
+                run: domain.id(),
+                parts,
+                is_frozen,
+                owes: Arc::new(AtomicBool::new(owes)),
+                begun: asked,
+                _turn: turn,
+            })
+        }
         // What nobody is up with is copied otherwise.
         Err(_) if !domain.is_active()? => Err(ended(from)),
         Err(error) => {
@@ -346,6 +358,48 @@ pub(crate) fn give_up(
         pool.drop_part(connect, &part)?;
     }
     Ok(())
+}
+
+/// What became of a guest's file systems that were to come to rest.
+enum Rest {
+    Frozen,
+    /// It has no agent, and is copied as if its power had failed.
+    NoAgent,
+    Refused {
+        why: Error,
+        /// Its agent did not answer in time, and may do it yet.
+        was_sent: bool,
+    },
+}
+
+impl Rest {
+    fn may_be_frozen(&self) -> bool {
+        matches!(self, Self::Frozen | Self::Refused { was_sent: true, .. })
+    }
+}
+
+/// Has the guest's agent bring its file systems to rest. One that hangs is not asked for that: it would do it whenever it goes on, and its
+/// guest would have to be watched until then.
+fn bring_to_rest(domain: &Domain) -> Rest {
+    let asked = Instant::now();
+    match sys::ping(domain) {
+        Err(why) if was_waited_for(asked) => return Rest::Refused { why, was_sent: false },
+        Err(why) if is_without_agent(&why) => return Rest::NoAgent,
+        // Whatever else it says is an answer.
+        Ok(()) | Err(_) => {}
+    }
+    let asked = Instant::now();
+    match sys::freeze(domain) {
+        Ok(()) => Rest::Frozen,
+        Err(why) => Rest::Refused { why, was_sent: was_waited_for(asked) },
+    }
+}
+
+/// Whether libvirt has no agent to ask: there is none, it is not connected, or the guest is paused.
+fn is_without_agent(error: &Error) -> bool {
+    [ErrorNumber::AgentUnresponsive, ErrorNumber::ArgumentUnsupported, ErrorNumber::OperationInvalid]
+        .into_iter()
+        .any(|code| has_code(error, code))
 }
 
 /// Whether an agent was waited for in vain since then: what it was asked for it may do yet. Where there is none, that is told at once.

@@ -20,6 +20,10 @@ use crate::error::has_code;
 /// How long libvirtd waits for the answer of a guest agent, in seconds; by default it waits for ever.
 const AGENT_TIMEOUT: c_int = 5;
 
+/// And for its file systems to come to rest: a guest that writes much, or whose databases have hooks for that, takes its time. The call
+/// has room for this, a ping before and a thaw after ([`crate::CALL_TIMEOUT`]).
+const FREEZE_TIMEOUT: c_int = 20;
+
 /// What a job does, in its statistics: `VIR_DOMAIN_JOB_OPERATION`.
 const JOB_OPERATION: &CStr = c"operation";
 
@@ -118,24 +122,31 @@ pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Err
     Ok(found)
 }
 
+/// Asks the guest's agent something that it answers at once.
+pub(crate) fn ping(domain: &Domain) -> Result<(), Error> {
+    answer_within(domain, AGENT_TIMEOUT);
+    // Its own ping would mark the domain as one that was sent arbitrary commands.
+    domain.time(0).map(drop)
+}
+
 /// Has the guest's agent bring its file systems to rest, until they are thawed.
 pub(crate) fn freeze(domain: &Domain) -> Result<(), Error> {
-    // SAFETY: the domain outlives the calls; no mount points are all of them. A refusal of the first leaves the default.
-    let frozen = unsafe {
-        sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0);
-        sys::virDomainFSFreeze(domain.as_ptr(), ptr::null_mut(), 0, 0)
-    };
-    done(frozen)
+    answer_within(domain, FREEZE_TIMEOUT);
+    // SAFETY: the domain outlives the call; no mount points are all of them.
+    done(unsafe { sys::virDomainFSFreeze(domain.as_ptr(), ptr::null_mut(), 0, 0) })
 }
 
 /// Lets its file systems go on; those that are not at rest are none the worse.
 pub(crate) fn thaw(domain: &Domain) -> Result<(), Error> {
+    answer_within(domain, AGENT_TIMEOUT);
     // SAFETY: as for `freeze`.
-    let thawed = unsafe {
-        sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0);
-        sys::virDomainFSThaw(domain.as_ptr(), ptr::null_mut(), 0, 0)
-    };
-    done(thawed)
+    done(unsafe { sys::virDomainFSThaw(domain.as_ptr(), ptr::null_mut(), 0, 0) })
+}
+
+/// How long libvirtd waits from now on for what the domain's agent answers. A refusal leaves it as it was, and the next call will tell.
+fn answer_within(domain: &Domain, seconds: c_int) {
+    // SAFETY: the domain outlives the call.
+    unsafe { sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), seconds, 0) };
 }
 
 /// Begins a backup into files that are there.
@@ -208,8 +219,7 @@ pub(crate) fn agent_addresses(
     ours: impl Fn(&str) -> bool,
     max: usize,
 ) -> Result<Vec<GuestInterface>, Error> {
-    // SAFETY: the domain outlives the call. A refusal leaves the default, and the next call will tell.
-    unsafe { sys::virDomainAgentSetResponseTimeout(domain.as_ptr(), AGENT_TIMEOUT, 0) };
+    answer_within(domain, AGENT_TIMEOUT);
     let mut interfaces: *mut sys::virDomainInterfacePtr = ptr::null_mut();
     let source = sys::VIR_DOMAIN_INTERFACE_ADDRESSES_SRC_AGENT;
     // SAFETY: the domain outlives the call; libvirt fills `interfaces` with an array of the count returned.
