@@ -67,7 +67,8 @@ pub(crate) struct Copying {
     /// They may be so still: its agent did not let them go on.
     owes: Arc<AtomicBool>,
     begun: Instant,
-    /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard.
+    /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard. Nor while its
+    /// guest may stand still for this one: to let it go on would undo that its file systems are at rest for the other.
     _turn: Arc<Turn>,
 }
 
@@ -288,14 +289,25 @@ fn live(
     }
 }
 
-/// Whether it came to its end, and is in its place.
-pub(crate) fn is_done(
+/// How far a backup is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Progress {
+    /// libvirt is at it.
+    UnderWay,
+    /// It is over, but its guest may stand still for it, which its agent is asked again and again to end.
+    Over,
+    /// It came to its end, and is in its place.
+    Done,
+}
+
+/// Looks how far it is, and puts it in its place at its end.
+pub(crate) fn look_after(
     connect: &Connect,
     node: NodeId,
     pool: &Pool,
     copy: &Copy,
     Copying { from, run, parts, is_frozen, owes, begun, .. }: &Copying,
-) -> Result<bool, CallError> {
+) -> Result<Progress, CallError> {
     let Found::Ours(domain) = domain::find(connect, node, *from)? else { return Err(ended(*from)) };
     // It was ended and started again since the last look.
     if domain.is_active()? && domain.id() != *run {
@@ -306,20 +318,21 @@ pub(crate) fn is_done(
     }
     let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
     if is_backup_to(&domain, first)? {
-        return Ok(false);
+        return Ok(Progress::UnderWay);
     }
     // It is told of as ended before QEMU has let go of the files.
     for Part { file, .. } in parts {
         if disk::is_locked(file).map_err(|error| CallError::io("look at", file, &error))? {
-            return Ok(false);
+            return Ok(Progress::UnderWay);
         }
     }
     if !domain.is_active()? {
         return Err(ended(*from));
     }
-    // Nobody is told that it is done while its guest may stand still for it.
+    // Nobody is told that it is done while its guest may stand still for it; and whoever finds its parts after a crash lets that
+    // go on.
     if owes.load(Ordering::Relaxed) && begun.elapsed() < TRIES_TO_THAW {
-        return Ok(false);
+        return Ok(Progress::Over);
     }
     // libvirt tells this once.
     if !sys::last_backup_completed(&domain)? {
@@ -328,7 +341,7 @@ pub(crate) fn is_done(
         return Err(CallError::Refused(why.to_owned()));
     }
     end(connect, pool, copy, parts)?;
-    Ok(true)
+    Ok(Progress::Done)
 }
 
 /// Ends what was begun of a copy for this one, and deletes it.

@@ -24,7 +24,7 @@ use crate::{
     calls::{Hung, Scope},
     config::LibvirtConfig,
     console,
-    copy::{self, Copy, Turns},
+    copy::{self, Copy, Progress, Turns},
     disk::{DISK, Pool},
     domain::{self, Found, Whose},
     error::{CallError, absent},
@@ -183,15 +183,15 @@ impl LibvirtHypervisor {
     ) -> HypervisorResult<()> {
         let detail = "it is not wanted any more".to_owned();
         let not_wanted = HypervisorError::NotNow { what: what.clone(), detail };
-        let place = tokio::select! {
+        let mut place = tokio::select! {
             biased;
             _ = given_up.wait_for(|given_up| *given_up) => return Err(not_wanted),
-            place = Arc::clone(&self.copying).acquire_owned() => Arc::new(place.ok()),
+            place = Arc::clone(&self.copying).acquire_owned() => Some(Arc::new(place.ok())),
         };
         let (node, scope) = (self.config.node, Scope::Instance(copy.owner));
         let (pool, begun, turns) = (Arc::clone(&self.pool), copy.clone(), self.turns.clone());
         // Kept also by a call that is not waited for any more.
-        let also = Arc::clone(&place);
+        let also = place.clone();
         let begin = move |connect: &virt::connect::Connect| {
             let _place = also;
             copy::begin(connect, node, &pool, &begun, &turns)
@@ -205,10 +205,14 @@ impl LibvirtHypervisor {
                 _ = given_up.wait_for(|given_up| *given_up) => return Err(not_wanted),
             }
             let (pool, copy, copying) = (Arc::clone(&self.pool), copy.clone(), copying.clone());
-            let look =
-                move |connect: &virt::connect::Connect| copy::is_done(connect, node, &pool, &copy, &copying);
-            if self.act.call(what.clone(), scope, look).await? {
-                return Ok(());
+            let look = move |connect: &virt::connect::Connect| {
+                copy::look_after(connect, node, &pool, &copy, &copying)
+            };
+            match self.act.call(what.clone(), scope, look).await? {
+                Progress::UnderWay => {}
+                // What is waited for still keeps no other guest's disks from being copied.
+                Progress::Over => drop(place.take()),
+                Progress::Done => return Ok(()),
             }
         }
     }
