@@ -37,8 +37,8 @@ const KNOWN: [Known; 11] = [
     },
     Known {
         name: "alpine:3.20",
-        path: "v3.20/releases/cloud/nocloud_alpine-3.20.10-x86_64-bios-cloudinit-r0.qcow2",
-        sums: "v3.20/releases/cloud/nocloud_alpine-3.20.10-x86_64-bios-cloudinit-r0.qcow2.sha512",
+        path: "v3.20/releases/cloud/generic_alpine-3.20.10-x86_64-bios-cloudinit-r0.qcow2",
+        sums: "v3.20/releases/cloud/generic_alpine-3.20.10-x86_64-bios-cloudinit-r0.qcow2.sha512",
     },
     Known { name: "cirros:0.6.3", path: "0.6.3/cirros-0.6.3-x86_64-disk.img", sums: "0.6.3/SHA256SUMS" },
     Known { name: "cirros:0.6.2", path: "0.6.2/cirros-0.6.2-x86_64-disk.img", sums: "0.6.2/SHA256SUMS" },
@@ -198,6 +198,8 @@ mod tests {
             let (url, sums) = it.urls(&BTreeMap::new());
             assert!(url.starts_with("https://") && sums.starts_with("https://"), "{url}");
             assert!(url.contains(it.name.split(':').nth(1).unwrap()), "{url}");
+            // Those look for no metadata service.
+            assert!(!url.contains("nocloud"), "{url}");
         }
         for (distribution, place) in PLACES {
             assert!(!place.ends_with('/') && is_distribution(distribution));
