@@ -9,6 +9,7 @@
 //!                          DHCP, DNS, metadata and ICMP; what answers the host; nothing else
 //! DHCP answer of ours ─▶ bridge output: the kernel notes which address was given to which port
 //! DHCP answer routed here ─▶ inet forward: dropped, since there it would pass for one of ours
+//! question for metadata that is routed on ─▶ inet forward: dropped, since who answers elsewhere would answer this host
 //! ```
 //!
 //! A drop in any table is final and an accept is not, so these tables live beside libvirt's, Docker's and
@@ -17,7 +18,7 @@
 //! set would leave every guest mute until it renews its lease.
 
 /// Grows with each change of the rules. An older agent leaves a newer one's alone.
-pub(crate) const VERSION: u32 = 4;
+pub(crate) const VERSION: u32 = 5;
 
 /// What a rule's comment begins with that tells the version.
 pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
@@ -115,6 +116,7 @@ table inet ecompute {
   }
   chain forward {
     oifname @bridges udp sport 67 udp dport 68 counter drop
+    iifname @bridges ip daddr 169.254.169.254 counter drop
   }
   chain guests_in {
     ct state established,related accept

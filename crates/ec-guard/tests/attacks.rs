@@ -370,7 +370,7 @@ while True:
 
 #[test]
 fn a_guest_reaches_dhcp_dns_metadata_and_icmp_of_its_host_and_no_control_endpoint_anywhere() {
-    let _host = Host::new();
+    let host = Host::new();
     let (one, two) = (Guest::new(1), Guest::new(2));
     let guard = Guard::default();
     let taps = vec![one.tap(), Tap { pin: Pin::Mac, ..two.tap() }];
@@ -402,6 +402,17 @@ fn a_guest_reaches_dhcp_dns_metadata_and_icmp_of_its_host_and_no_control_endpoin
         }
         assert!(guest.connects("169.254.169.254", 80) && guest.connects(FAR, 8080));
         assert!(guest.pings(GATEWAY) && guest.dhcp().is_some());
+    }
+    // Where no server has put the address on the bridge, guests do not ask in the host's name whoever answers that elsewhere: the cloud
+    // of which it is a machine itself.
+    let far = host.far;
+    sh(&format!(
+        "ip addr del 169.254.169.254/32 dev {BRIDGE}; ip route add 169.254.169.254/32 via {FAR}
+         nsenter -t {far} -n ip addr add 169.254.169.254/32 dev eth0"
+    ));
+    let _there = std::net::TcpStream::connect(("169.254.169.254", 80)).unwrap();
+    for guest in [&one, &two] {
+        assert!(!guest.connects("169.254.169.254", 80) && guest.connects(FAR, 8080));
     }
     // The host reaches its guests, and is answered.
     let pid = one.process.0.id().to_string();
