@@ -9,7 +9,7 @@ use std::{
 use ec_guard::Guard;
 use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
-use ec_metadata::RecordDir;
+use ec_metadata::{Holder, MetadataConfig, RecordDir, holder};
 use ec_model::{Alive, NodeId, Resources, decode};
 use ec_pki::{Certificate, endings};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
@@ -59,6 +59,7 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
         Line { what: "libvirt", found: bounded(libvirt(settings)).await },
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
+        Line { what: "metadata", found: metadata(settings).await },
         Line { what: "disk", found: disk(settings) },
         Line { what: "host", found: host(settings) },
         Line { what: "certificates", found: certificates(settings) },
@@ -384,6 +385,37 @@ async fn guests(settings: &Settings) -> Found {
             Err((FAILED, format!("they can take each other's addresses: {error}; {meant}")))
         }
     }
+}
+
+/// Whether guests can be answered at the address where they ask.
+async fn metadata(settings: &Settings) -> Found {
+    let (address, port) = (MetadataConfig::ADDRESS, MetadataConfig::PORT);
+    let at = format!("{address}:{port}");
+    match holder(address, port).await {
+        Ok(None) => Ok(format!("{at} is free")),
+        Ok(Some(Holder::Server)) if identity::is_busy(&settings.state_dir) => Ok(format!(
+            "{at} is taken, as it seems by this node's agent, which runs, or by a server that answers for it"
+        )),
+        Ok(Some(Holder::Server)) => {
+            Ok(format!("{at} is taken by another server, which answers for this node's guests, too"))
+        }
+        Ok(Some(Holder::Stranger)) => match has_bridge(settings).await {
+            false => Ok(format!("none, since {} has no bridge", settings.network)),
+            true => Err((
+                FAILED,
+                format!(
+                    "another program has port {port} of all addresses, so guests get no metadata: `ss -ltnp sport = :{port}` says which; have it listen at addresses of its own"
+                ),
+            )),
+        },
+        Err(error) => Err((FAILED, format!("guests cannot be answered at {at}: {error}; run as root"))),
+    }
+}
+
+/// Whether the network has a bridge, or may have one: where libvirt does not answer, another line tells.
+async fn has_bridge(settings: &Settings) -> bool {
+    let Ok(hypervisor) = hypervisor(settings) else { return true };
+    !matches!(tokio::time::timeout(PROBE_TIMEOUT, hypervisor.probe_network()).await, Ok(Ok(None)))
 }
 
 fn hypervisor(settings: &Settings) -> Found<LibvirtHypervisor> {

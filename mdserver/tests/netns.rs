@@ -377,6 +377,41 @@ fn a_second_server_waits_and_takes_over_when_the_first_one_ends_or_is_killed() {
 }
 
 #[test]
+fn guests_are_not_led_to_a_web_server_that_has_the_port_and_are_answered_when_it_is_gone() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let (web, log) = (lab.state.path().join("web"), std::path::PathBuf::new());
+    fs::create_dir_all(web.join("latest/meta-data")).unwrap();
+    fs::write(web.join("latest/meta-data/hostname"), "somebody").unwrap();
+    // The second one has IPv4's port, too.
+    for all in ["0.0.0.0", "::"] {
+        // What a server leaves that is killed leads there, too.
+        let killed = lab.server();
+        eventually("the guest is answered", || lab.guest_is_answered());
+        assert_eq!(killed.end("-KILL"), None);
+        assert!(lab.has_address());
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &lab.host, "python3", "-m", "http.server", "80", "--bind", all]);
+        command.current_dir(&web).stdout(Stdio::null()).stderr(Stdio::null());
+        let stranger = Server { child: command.spawn().unwrap(), log: log.clone() };
+        let asks = || lab.get(&lab.guests[0], "/latest/meta-data/hostname");
+        eventually("the web server answers", || asks() == (200, b"somebody".to_vec()));
+
+        let server = lab.server();
+        eventually("it says who has the port", || server.log().contains("another program has this port"));
+        assert!(!lab.has_address(), "{}", lab.addresses());
+        assert_eq!(asks().0, 0);
+        let numbers = lab.get_at(&lab.host, &format!("http://{}/metrics", server.port())).1;
+        let numbers = String::from_utf8(numbers).unwrap();
+        assert!(numbers.contains("ecompute_metadata_standing{state=\"port_taken\"} 1"), "{numbers}");
+        drop(stranger);
+        eventually("the guest is answered", || lab.guest_is_answered());
+        assert_eq!(server.end("-TERM"), Some(0));
+        assert!(!lab.has_address(), "{}", lab.addresses());
+    }
+}
+
+#[test]
 fn whoever_takes_a_guests_address_on_another_port_is_told_nothing() {
     let Some(lab) = Lab::new() else { return };
     lab.start_network();
@@ -554,7 +589,7 @@ fn without_the_rights_it_says_so_and_fails() {
     );
     let text = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(1), "{text}");
-    assert!(text.contains("mdserver: not permitted to put 169.254.169.254 on bridge br0"), "{text}");
+    assert!(text.contains("mdserver: not permitted to listen on 169.254.169.254:80"), "{text}");
     assert!(text.contains("must run as root") && text.lines().count() == 1, "{text}");
 }
 

@@ -78,7 +78,7 @@ async fn a_check_tells_of_each_part_whether_it_is_there_and_how_to_mend_it() -> 
     let output = stack.command("ecompute").arg("--check").output()?;
     let text = String::from_utf8(output.stdout)?;
     assert!(output.status.success(), "{text}");
-    for part in ["configuration", "etcd", "placement", "libvirt", "network", "guests", "disk"] {
+    for part in ["configuration", "etcd", "placement", "libvirt", "network", "guests", "metadata", "disk"] {
         assert!(text.lines().any(|line| line.starts_with(part) && line.contains(" ok ")), "{part}: {text}");
     }
     stack.placement_server.end();

@@ -51,15 +51,18 @@ impl Outcome {
 pub(crate) enum Standing {
     WaitsForBridge,
     WaitsForOther,
+    /// Who has the port is no metadata server.
+    PortTaken,
     Troubled,
     Answers,
 }
 
 impl Standing {
-    const ALL: [(Self, &str); 4] = [
+    const ALL: [(Self, &str); 5] = [
         (Self::Answers, "answers"),
         (Self::WaitsForOther, "waits_for_other"),
         (Self::WaitsForBridge, "waits_for_bridge"),
+        (Self::PortTaken, "port_taken"),
         (Self::Troubled, "troubled"),
     ];
 }

@@ -65,6 +65,11 @@ impl Bridge {
         Ok(Self { name, address, handle, connection: tokio::spawn(connection) })
     }
 
+    /// Whether there is such a bridge now.
+    pub(crate) fn is_there(&self) -> Result<bool, BridgeError> {
+        Ok(self.index()?.is_some())
+    }
+
     /// Puts the address on the bridge where it is not there. One message where it is.
     pub(crate) async fn ensure(&self) -> Result<Presence, BridgeError> {
         let Some(index) = self.index()? else { return Ok(Presence::NoBridge) };

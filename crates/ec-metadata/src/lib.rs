@@ -12,7 +12,8 @@
 //! not the guest of a record, this host included, gets 404 for everything.
 //!
 //! The agent runs [`serve`] itself, and `mdserver` is the same as a program of its own. Any number may run
-//! on a host: one answers, for the guests of all of them, and the others wait to take over.
+//! on a host: one answers, for the guests of all of them, and the others wait to take over. Whoever else has
+//! that port of the host (port) gets no guest's question.
 
 mod account;
 mod answer;
@@ -22,6 +23,7 @@ mod destroyed;
 mod ec2;
 mod http;
 mod openstack;
+mod port;
 mod records;
 mod registry;
 mod serve;
@@ -30,5 +32,6 @@ mod token;
 pub use account::Account;
 pub use answer::MetadataService;
 pub use caller::{Caller, Origin};
+pub use port::{Holder, holder};
 pub use records::{InstanceRecord, RECORD_VERSION, RecordDir, RecordFileError};
 pub use serve::{MetadataConfig, MetadataError, serve};

@@ -1,8 +1,8 @@
 //! The life of a server: bridge, address, port; hold them; give them back.
 //!
 //! ```text
-//! wait (no bridge, or another server answers) ──▶ hold (answer; put the address back when it vanishes)
-//!            └──────────── asked to end ──────────────────────┴──▶ drain, remove the address, close
+//! wait (no bridge, or another has the port) ──▶ hold (answer; put the address back when it vanishes)
+//!            └──────────── asked to end ────────────────────┴──▶ drain, remove the address, close
 //! ```
 //!
 //! Only trouble that no waiting mends ends it: missing rights, a kernel that refuses from the start, or a fault of its own.
@@ -24,6 +24,7 @@ use crate::{
     bridge::{Bridge, BridgeError, Presence},
     caller::{self, MARK_ACCEPTED, Marked},
     http,
+    port::{self, Holder},
     registry::{self, Sources},
 };
 
@@ -92,7 +93,7 @@ pub enum MetadataError {
 
 /// Answers the guests on a bridge until `shutdown`, and leaves the host as it was found.
 ///
-/// Waits for as long as there is no such bridge or another server holds address and port. Must be called
+/// Waits for as long as there is no such bridge or another program holds address and port. Must be called
 /// as root, in a multi-threaded or current-thread runtime with I/O and time.
 pub async fn serve(config: MetadataConfig, shutdown: CancellationToken) -> Result<(), MetadataError> {
     let bridge = Bridge::open(config.bridge.clone(), config.address)
@@ -166,40 +167,69 @@ impl Post {
         (self.config.address, self.config.port) == (MetadataConfig::ADDRESS, MetadataConfig::PORT)
     }
 
-    /// Takes address and port, where the bridge is there and nobody else has them.
+    /// Takes port and address, where the bridge is there and nobody else has them. The port first: as long as a stranger has it, the
+    /// address would lead guests there.
     async fn take(&mut self) -> Result<Option<TcpListener>, MetadataError> {
-        if self.ensure().await? == Presence::NoBridge {
+        if !self.bridge.is_there().map_err(|error| self.failed("look for", error))? {
+            self.register();
+            self.say(Standing::WaitsForBridge);
             return Ok(None);
         }
-        match TcpListener::bind((self.config.address, self.config.port)).await {
+        let MetadataConfig { address, port, .. } = self.config;
+        let taken = port::take(address, port).await.map_err(|source| {
+            let doing = format!("listen on {address}:{port}");
+            match source.kind() {
+                io::ErrorKind::PermissionDenied => MetadataError::NotPermitted { doing },
+                _ => MetadataError::System { doing, source },
+            }
+        })?;
+        self.register();
+        match taken {
             Ok(listener) => {
-                // Nobody else answers, so one with our label is left from a server that was killed.
-                let ours = self.bridge.is_ours().await;
-                self.owned |= ours.map_err(|error| self.failed("look at", error))?;
+                // It may have gone away meanwhile.
+                if self.ensure().await? == Presence::NoBridge {
+                    return Ok(None);
+                }
+                self.adopt().await?;
                 self.say(Standing::Answers);
                 Ok(Some(listener))
             }
-            Err(error) => match error.kind() {
-                io::ErrorKind::AddrInUse => {
+            Err(Holder::Server) => {
+                if self.ensure().await? != Presence::NoBridge {
                     self.say(Standing::WaitsForOther);
-                    Ok(None)
                 }
-                // The bridge went away between the two steps.
-                io::ErrorKind::AddrNotAvailable => Ok(None),
-                io::ErrorKind::PermissionDenied => Err(MetadataError::NotPermitted {
-                    doing: format!("listen on {}:{}", self.config.address, self.config.port),
-                }),
-                _ => Err(MetadataError::System {
-                    doing: format!("listen on {}:{}", self.config.address, self.config.port),
-                    source: error,
-                }),
-            },
+                Ok(None)
+            }
+            Err(Holder::Stranger) => {
+                self.adopt().await?;
+                self.leave().await?;
+                self.say(Standing::PortTaken);
+                Ok(None)
+            }
+        }
+    }
+
+    /// No other server answers, so an address with our label is left from one that was killed.
+    async fn adopt(&mut self) -> Result<(), MetadataError> {
+        let ours = self.bridge.is_ours().await;
+        self.owned |= ours.map_err(|error| self.failed("look at", error))?;
+        Ok(())
+    }
+
+    /// Tells the other servers where our records are: whoever answers must know of our guests.
+    fn register(&mut self) {
+        if let Err(error) = self.sources.register()
+            && !std::mem::replace(&mut self.alone, true)
+        {
+            tracing::warn!(%error, path = %self.config.registry.display(),
+                "other metadata servers of this host cannot answer for these guests");
         }
     }
 
     /// A network that is restarted brings a new bridge without the address. The listening socket is bound
     /// to the address, not to the bridge, and works again as soon as the address is back.
     async fn look_after(&mut self) -> Result<(), MetadataError> {
+        self.register();
         match self.ensure().await {
             Ok(Presence::NoBridge) => {}
             Ok(_) => self.say(Standing::Answers),
@@ -217,13 +247,6 @@ impl Post {
 
     async fn ensure(&mut self) -> Result<Presence, MetadataError> {
         let presence = self.bridge.ensure().await.map_err(|error| self.failed("put", error))?;
-        // Whoever answers must know of our guests, and waiting makes no difference.
-        if let Err(error) = self.sources.register()
-            && !std::mem::replace(&mut self.alone, true)
-        {
-            tracing::warn!(%error, path = %self.config.registry.display(),
-                "other metadata servers of this host cannot answer for these guests");
-        }
         match presence {
             Presence::NoBridge => self.say(Standing::WaitsForBridge),
             Presence::Added => self.owned = true,
@@ -268,6 +291,10 @@ impl Post {
             Standing::WaitsForOther => {
                 tracing::info!(%address, port, "another server answers, for these guests too: waiting to take over");
             }
+            Standing::PortTaken => tracing::warn!(
+                bridge, %address, port,
+                "another program has this port of all addresses: guests get no metadata until it ends, or listens at addresses of its own"
+            ),
             // Said where the error is at hand.
             Standing::Troubled => {}
             Standing::Answers => {
