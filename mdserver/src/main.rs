@@ -56,10 +56,13 @@ struct Cli {
     bridge: String,
 
     /// Address to answer at; put on the bridge as a /32
+    ///
+    /// Where the bridge is guarded by the packet rules of an agent (its `libvirt.address_filter` is not `off`), guests reach nothing but
+    /// port 80 of 169.254.169.254: another address, or another port, is for bridges of other guests.
     #[arg(long, value_name = "IPV4", default_value_t = MetadataConfig::ADDRESS, value_parser = host_address)]
     address: Ipv4Addr,
 
-    /// Port to answer at
+    /// Port to answer at; as with --address, another one is for bridges without packet rules
     #[arg(long, value_name = "PORT", default_value_t = MetadataConfig::PORT, value_parser = clap::value_parser!(u16).range(1..))]
     port: u16,
 

@@ -123,6 +123,10 @@ impl Lab {
 
     /// Another one, with records and a bridge of its own.
     fn server_of(&self, state: &Path, bridge: &str) -> Server {
+        self.server_with(state, bridge, &[])
+    }
+
+    fn server_with(&self, state: &Path, bridge: &str, more: &[&str]) -> Server {
         let log = self.state.path().join(format!("log-{}", Timestamp::now().as_nanosecond()));
         let child = Command::new("ip")
             .args([
@@ -137,6 +141,7 @@ impl Lab {
                 "--state-dir",
             ])
             .arg(state)
+            .args(more)
             .stderr(fs::File::create(&log).unwrap())
             .stdout(Stdio::null())
             .spawn()
@@ -374,6 +379,24 @@ fn a_second_server_waits_and_takes_over_when_the_first_one_ends_or_is_killed() {
         assert_eq!(second.end("-TERM"), Some(0));
         assert!(!lab.has_address(), "{signal}");
     }
+}
+
+#[test]
+fn an_address_or_port_that_packet_rules_keep_guests_from_is_told() {
+    let Some(lab) = Lab::new() else { return };
+    lab.start_network();
+    let told = |more: &[&str]| {
+        let server = lab.server_with(lab.state.path(), "br0", more);
+        eventually("it answers", || server.log().contains("answering guests"));
+        let is_told = server.log().contains("no guest will ask here");
+        assert_eq!(server.end("-TERM"), Some(0));
+        is_told
+    };
+    assert!(!told(&["--port", "8080"]), "there are no rules");
+    let rules = "table inet ecompute { set bridges { type ifname; elements = { \"br0\" }; }; }";
+    assert!(run("ip", &["netns", "exec", &lab.host, "nft", rules]).status.success());
+    assert!(told(&["--port", "8080"]) && told(&["--address", "192.168.151.9"]));
+    assert!(!told(&[]), "as usual");
 }
 
 #[test]

@@ -301,15 +301,24 @@ fn by_name(taps: Vec<Tap>) -> impl Iterator<Item = (String, Tap)> {
 /// The ports whose questions for metadata the rules mark. Blocks for some milliseconds; nothing where there
 /// are no rules.
 pub fn marked_ports() -> BTreeSet<String> {
-    let listed = nft::run(&["-j", "list", "map", rules::FAMILIES[0], rules::TABLE, rules::MARKS], "");
+    listed(&["map", rules::FAMILIES[0], rules::TABLE, rules::MARKS]).marks.into_keys().collect()
+}
+
+/// The bridges whose guests reach nothing of this host but what the rules let them. Blocks for some milliseconds; none where there are no
+/// rules.
+pub fn guarded_bridges() -> BTreeSet<String> {
+    listed(&["set", rules::FAMILIES[1], rules::TABLE, rules::BRIDGES]).bridges
+}
+
+/// What one set or map has; without the program, or the set, nothing.
+fn listed(what: &[&str]) -> Have {
     let mut have = Have::default();
-    // Without the program, or the map, nothing is marked.
-    if let Ok(json) = listed
+    if let Ok(json) = nft::run(&[&["-j", "list"], what].concat(), "")
         && let Err(why) = have.read(&json)
     {
-        tracing::debug!(error = why, "the marks of ports cannot be read");
+        tracing::debug!(error = why, "what the rules have cannot be read");
     }
-    have.marks.into_keys().collect()
+    have
 }
 
 /// What is there. A table that is not there is an empty one without a version.

@@ -138,6 +138,9 @@ pub(crate) const FAMILIES: [&str; 2] = ["bridge", "inet"];
 /// In the first of them, the map of ports to marks.
 pub(crate) const MARKS: &str = "marks";
 
+/// And in the second, the set of guests' bridges.
+pub(crate) const BRIDGES: &str = "bridges";
+
 /// Makes what is missing and puts the rules in place of those that are there, leaving the sets alone.
 pub(crate) fn load() -> String {
     let mut script = FRAME.to_owned();

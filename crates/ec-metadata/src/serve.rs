@@ -191,6 +191,7 @@ impl Post {
                     return Ok(None);
                 }
                 self.adopt().await?;
+                self.look_at_rules().await;
                 self.say(Standing::Answers);
                 Ok(Some(listener))
             }
@@ -206,6 +207,22 @@ impl Post {
                 self.say(Standing::PortTaken);
                 Ok(None)
             }
+        }
+    }
+
+    /// The rules let guests reach the usual address and port of their host, and no other.
+    async fn look_at_rules(&self) {
+        if self.is_usual() {
+            return;
+        }
+        let guarded = tokio::task::spawn_blocking(ec_guard::guarded_bridges).await.unwrap_or_default();
+        let MetadataConfig { bridge, address, port, .. } = &self.config;
+        if guarded.contains(bridge) {
+            tracing::warn!(
+                bridge, %address, port,
+                "packet rules of this host's agent let guests on this bridge reach no other address and port of it than {}:{}: no guest will ask here",
+                MetadataConfig::ADDRESS, MetadataConfig::PORT
+            );
         }
     }
 
