@@ -24,7 +24,7 @@ use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 use crate::{
     agent::{libvirt_config, sealed},
     config::Settings,
-    health, identity, inventory,
+    health, hosted, identity, inventory,
     port::{Port, PortError},
     presence, storage,
 };
@@ -103,6 +103,7 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let known = settings.clone();
     // Walks through directories, which may take long.
     warnings.extend(Host::default().blocking(move || withheld(&known)).await.unwrap_or_default());
+    warnings.extend(hosted::shadowed());
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
         warnings.extend(server.advice());

@@ -12,6 +12,7 @@ pub mod check;
 pub mod config;
 mod driver;
 mod health;
+mod hosted;
 pub mod identity;
 mod inventory;
 mod jobs;
