@@ -301,6 +301,83 @@ async fn what_another_makes_of_users_meanwhile_is_made() {
     }
 }
 
+/// With each change of users or roles etcd refuses what it has looked at and not done yet, whoever asked for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn who_writes_while_roles_are_changed_is_not_refused() {
+    for binary in binaries() {
+        let server = EtcdServer::start(Some(&binary)).await.unwrap();
+        let open = connect(&[server.endpoint()]).await;
+        let right = |key: &str| Grant { key: key.into(), tree: true, write: true };
+        open.ensure_role("root", &[]).await.unwrap();
+        open.ensure_role("writer", &[right("/own/")]).await.unwrap();
+        for (user, role) in [("root", "root"), ("writer", "writer")] {
+            etcdctl(&server, &["user", "add", &format!("{user}:pw")]);
+            etcdctl(&server, &["user", "grant-role", user, role]);
+        }
+        open.enable_auth().await.unwrap();
+        let login = async |user: &str| {
+            let (user, password) = (Some(user.into()), Some("pw".into()));
+            let config =
+                EtcdConfig { endpoints: vec![server.endpoint()], user, password, ..EtcdConfig::default() };
+            Arc::new(EtcdStore::connect(config).await.unwrap())
+        };
+        let (root, writer) = (login("root").await, login("writer").await);
+        let ends = Instant::now() + Duration::from_secs(3);
+        let writers: JoinSet<_> = (0..8)
+            .map(|number| {
+                let writer = Arc::clone(&writer);
+                async move {
+                    let mut written = 0;
+                    while Instant::now() < ends {
+                        writer.txn(Txn::new().put(format!("/own/{number}"), "x")).await.unwrap();
+                        written += 1;
+                    }
+                    written
+                }
+            })
+            .collect();
+        let mut changed = 0;
+        while Instant::now() < ends {
+            let more = format!("/{changed}/");
+            root.ensure_role("other", &[right(&more)]).await.unwrap();
+            changed += 1;
+        }
+        let written: Vec<usize> = writers.join_all().await;
+        println!("{written:?} writes beside {changed} changes");
+        assert!(written.iter().all(|written| *written > 0), "{written:?}");
+    }
+}
+
+#[tokio::test]
+async fn a_role_that_is_as_it_should_be_is_not_changed() {
+    let newest = binaries().pop().unwrap();
+    let server = EtcdServer::start(Some(&newest)).await.unwrap();
+    let store = connect(&[server.endpoint()]).await;
+    let right = |key: &str, tree, write| Grant { key: key.into(), tree, write };
+    // Before 3.5 there is no such question.
+    let changes = || {
+        let url = format!("{}/v3/auth/status", server.endpoint());
+        let told = Command::new("curl").args(["-s", "-d", "{}", &url]).output().unwrap().stdout;
+        let told = String::from_utf8(told).unwrap();
+        told.split_once("\"authRevision\":\"")?.1.split_once('"')?.0.parse::<u64>().ok()
+    };
+    let rights = [right("/one", false, true), right("/tree/", true, true), right("/read/", true, false)];
+    store.ensure_role("r", &rights).await.unwrap();
+    store.ensure_user("u", "r").await.unwrap();
+    let before = changes();
+    store.ensure_role("r", &rights).await.unwrap();
+    store.ensure_user("u", "r").await.unwrap();
+    assert_eq!(changes(), before);
+    // One that it lacks, one that was less, one that is too many.
+    let others = [right("/one", false, true), right("/read/", true, true), right("/new/", true, false)];
+    store.ensure_role("r", &others).await.unwrap();
+    assert_eq!(changes().map(|now| now - 3), before);
+    let told = etcdctl(&server, &["role", "get", "r"]);
+    let (read, write) = told.split_once("KV Write:").unwrap();
+    assert!(read.contains("/new/") && !read.contains("/tree/"), "{told}");
+    assert!(write.contains("/read/") && !write.contains("/new/"), "{told}");
+}
+
 #[tokio::test]
 async fn tls_works_with_the_right_certificates_and_says_what_is_wrong_otherwise() {
     let (directory, others) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());

@@ -29,6 +29,11 @@ use crate::{StoreError, StoreResult, types::GIVES_SPACE};
 /// Before the only endpoint is asked once more: long enough for a listener that is just being opened.
 const SECOND_TRY_AFTER: Duration = Duration::from_millis(100);
 
+/// Before etcd is asked again whose users or roles were changed meanwhile; doubled each time, since who makes a cluster's roles changes
+/// them dozens of times in a row.
+const OUTDATED_PAUSE: Duration = Duration::from_millis(10);
+const OUTDATED_PAUSE_MAX: Duration = Duration::from_millis(320);
+
 /// Which connection of an endpoint to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Lane {
@@ -212,6 +217,7 @@ impl Endpoints {
         let mut index = self.current();
         let mut authenticate_again = true;
         let mut attempt = 1;
+        let mut pause = OUTDATED_PAUSE;
         loop {
             let until = deadline.min(Instant::now() + self.timeout);
             let failure = match self.attempt(lane, index, until, &op).await {
@@ -226,6 +232,14 @@ impl Endpoints {
             match failure {
                 Failure::StaleToken(_) if authenticate_again => {
                     authenticate_again = false;
+                    self.forget_token(lane, index).await;
+                    continue;
+                }
+                // Asked of the same one again: there is nothing wrong with it.
+                Failure::Outdated(_) if Instant::now() + pause < deadline => {
+                    sleep(pause).await;
+                    pause = (pause * 2).min(OUTDATED_PAUSE_MAX);
+                    // Some tokens tell as of when they are.
                     self.forget_token(lane, index).await;
                     continue;
                 }
@@ -269,7 +283,7 @@ impl Endpoints {
         match failure {
             Failure::Broken(text) if repeat == Repeat::Unsafe => StoreError::Unknown(text),
             Failure::Full(text) if repeat == Repeat::Unsafe => StoreError::Full(text),
-            Failure::Unsent(mut detail) | Failure::Broken(mut detail) => {
+            Failure::Unsent(mut detail) | Failure::Broken(mut detail) | Failure::Outdated(mut detail) => {
                 if self.unanswered.load(Ordering::Relaxed) {
                     detail.push_str(UNANSWERED);
                 }
@@ -290,6 +304,7 @@ pub(super) fn text(failure: Failure) -> String {
         Failure::Unsent(text)
         | Failure::Broken(text)
         | Failure::StaleToken(text)
+        | Failure::Outdated(text)
         | Failure::TooBig(text)
         | Failure::Full(text)
         | Failure::Refused(text) => text,
@@ -297,5 +312,53 @@ pub(super) fn text(failure: Failure) -> String {
         Failure::LeaseExists => "lease already exists".into(),
         Failure::Compacted => "required revision has been compacted".into(),
         Failure::Future => "required revision is a future revision".into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn endpoints() -> Endpoints {
+        let config = EtcdConfig {
+            endpoints: vec!["127.0.0.1:1".into(), "127.0.0.1:2".into()],
+            timeout: Duration::from_secs(2),
+            ..EtcdConfig::default()
+        };
+        Endpoints::prepare(&config).await.unwrap()
+    }
+
+    /// A write to an etcd whose users or roles are changed while it looks at each of the first `changes` tries; and how many there were.
+    async fn write(endpoints: &Endpoints, changes: usize) -> (Result<(), Failure>, usize) {
+        let tries = AtomicUsize::new(0);
+        let written = endpoints.run(Lane::Requests, Repeat::Unsafe, |_| {
+            let before = tries.fetch_add(1, Ordering::Relaxed);
+            async move {
+                if before < changes { Err(Failure::Outdated("auth store is old".into())) } else { Ok(()) }
+            }
+        });
+        (written.await, tries.load(Ordering::Relaxed))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_meets_changes_of_users_is_asked_for_until_they_end() {
+        let endpoints = endpoints().await;
+        let begun = Instant::now();
+        let (written, tries) = write(&endpoints, 6).await;
+        assert!(written.is_ok() && tries == 7, "{written:?} after {tries}");
+        assert!(begun.elapsed() >= OUTDATED_PAUSE * 63, "the pauses grow: {:?}", begun.elapsed());
+        assert_eq!(endpoints.current(), 0, "there is nothing wrong with the one that says so");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_meets_changes_of_users_for_ever_was_not_done() {
+        let endpoints = endpoints().await;
+        let begun = Instant::now();
+        let (written, tries) = write(&endpoints, usize::MAX).await;
+        let took = begun.elapsed();
+        assert!(took > Duration::from_secs(3) && took <= Duration::from_secs(4), "{took:?}");
+        assert!(tries < 30, "{tries} tries");
+        let error = endpoints.error(written.unwrap_err(), Repeat::Unsafe);
+        assert!(matches!(error, StoreError::Unreachable { .. }), "{error}");
     }
 }

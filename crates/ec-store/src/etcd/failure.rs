@@ -14,6 +14,9 @@ pub(super) enum Failure {
     Broken(String),
     /// The authentication token is not, or no longer, valid.
     StaleToken(String),
+    /// Users or roles were changed between etcd's first look at who asks and the moment at which it would have done it: it was not done, and
+    /// may well be done when it is asked again.
+    Outdated(String),
     /// There is no such lease.
     LeaseGone,
     /// A lease with the id asked for is there already.
@@ -39,6 +42,9 @@ const NEVER_SENT: [&str; 6] = [
     "tls handshake eof",
     "received corrupt message of type",
 ];
+
+/// What etcd says where users or roles were changed meanwhile, to who has a certificate, too.
+pub(super) const OUTDATED: &str = "revision of auth store is old";
 
 /// The meaning of an error.
 pub(super) fn classify(error: etcd_client::Error) -> Failure {
@@ -80,9 +86,10 @@ fn by_code(code: i32, text: String) -> Failure {
         11 if says("has been compacted") => Failure::Compacted,
         11 if says("future revision") => Failure::Future,
         11 if says("message length too large") => Failure::TooBig(text),
-        // Unauthenticated; and InvalidArgument after users or roles were changed.
+        // Unauthenticated.
         16 => Failure::StaleToken(text),
-        3 if says("revision of auth store is old") => Failure::StaleToken(text),
+        // InvalidArgument.
+        3 if says(OUTDATED) => Failure::Outdated(text),
         _ => Failure::Refused(text),
     }
 }
@@ -137,6 +144,9 @@ mod tests {
         assert!(matches!(by_code(5, "etcdserver: requested lease not found".into()), Failure::LeaseGone));
         assert!(matches!(by_code(9, "etcdserver: lease already exists".into()), Failure::LeaseExists));
         assert!(matches!(by_code(16, "etcdserver: invalid auth token".into()), Failure::StaleToken(_)));
+        let outdated = "etcdserver: revision of auth store is old";
+        assert!(matches!(by_code(3, outdated.into()), Failure::Outdated(_)));
+        assert!(matches!(by_code(3, "etcdserver: user name is empty".into()), Failure::Refused(_)));
         let compacted = "etcdserver: mvcc: required revision has been compacted";
         assert!(matches!(by_code(11, compacted.into()), Failure::Compacted));
     }

@@ -1,8 +1,7 @@
 //! etcd's own users and roles.
 //!
-//! Everything here may be done again: what is there already is made as it should be.
-
-use std::collections::BTreeSet;
+//! Everything here may be done again: what is there is made as it should be, and what is so already is not sent, since with each change of
+//! users or roles etcd refuses what it is just about to do for anybody.
 
 use async_trait::async_trait;
 use etcd_client::{Permission, PermissionType, UserAddOptions};
@@ -31,9 +30,22 @@ impl Grant {
         if self.tree { prefix_end(&self.key) } else { Vec::new() }
     }
 
+    fn kind(&self) -> PermissionType {
+        if self.write { PermissionType::Readwrite } else { PermissionType::Read }
+    }
+
     fn permission(&self) -> Permission {
-        let kind = if self.write { PermissionType::Readwrite } else { PermissionType::Read };
-        Permission::new(kind, self.key.as_str()).with_range_end(self.range_end())
+        Permission::new(self.kind(), self.key.as_str()).with_range_end(self.range_end())
+    }
+
+    /// Whether a role that has this permission has the right already.
+    fn is_given_by(&self, permission: &Permission) -> bool {
+        permission.get_type() == self.kind() as i32 && self.is_for(permission)
+    }
+
+    /// Whether it is for the same keys.
+    fn is_for(&self, permission: &Permission) -> bool {
+        permission.key() == self.key.as_bytes() && permission.range_end() == self.range_end()
     }
 }
 
@@ -79,26 +91,17 @@ impl EtcdStore {
 impl Users for EtcdStore {
     async fn ensure_role(&self, role: &str, grants: &[Grant]) -> StoreResult<()> {
         self.have_role(role).await?;
-        for grant in grants {
-            let permission = grant.permission();
-            self.administer(|mut auth| {
-                let permission = permission.clone();
-                async move { auth.role_grant_permission(role, permission).await }
-            })
+        let has = self.administer(|mut auth| async move { auth.role_get(role).await }).await?.permissions();
+        for grant in grants.iter().filter(|grant| !has.iter().any(|own| grant.is_given_by(own))) {
+            self.administer(
+                |mut auth| async move { auth.role_grant_permission(role, grant.permission()).await },
+            )
             .await?;
         }
-        let wanted: BTreeSet<_> =
-            grants.iter().map(|grant| (grant.key.clone().into_bytes(), grant.range_end())).collect();
-        let has = self.administer(|mut auth| async move { auth.role_get(role).await }).await?;
-        for permission in has.permissions() {
-            let range = (permission.key().to_vec(), permission.range_end().to_vec());
-            if wanted.contains(&range) {
-                continue;
-            }
-            let (key, end) = &range;
+        for permission in has.iter().filter(|own| !grants.iter().any(|grant| grant.is_for(own))) {
+            let (key, end) = (permission.key(), permission.range_end());
             self.bring_about("permission is not granted to the role", |mut auth| {
-                let options = etcd_client::RoleRevokePermissionOptions::new().with_range_end(end.clone());
-                let key = key.clone();
+                let options = etcd_client::RoleRevokePermissionOptions::new().with_range_end(end);
                 async move { auth.role_revoke_permission(role, key, Some(options)).await }
             })
             .await?;

@@ -8,7 +8,7 @@ use etcd_client::{EventType, WatchOptions, WatchResponse, WatchStream};
 use super::{
     ANSWER_MAX,
     endpoints::{Endpoints, Lane, Repeat},
-    failure::{Failure, classify},
+    failure::{Failure, OUTDATED, classify},
     key_text, key_value,
 };
 use crate::{Event, Revision, StoreError, StoreResult, Watch, WatchBatch};
@@ -47,7 +47,9 @@ pub(super) async fn open(endpoints: &Arc<Endpoints>, prefix: &str, from: Revisio
 fn refusal(reason: &str, has_user: bool) -> Failure {
     let says = |phrase: &str| reason.contains(phrase);
     let is_denied = says("permission denied");
-    if says("invalid auth token") || says("auth store is old") || (is_denied && has_user) {
+    if says(OUTDATED) {
+        Failure::Outdated(reason.to_owned())
+    } else if says("invalid auth token") || (is_denied && has_user) {
         Failure::StaleToken(reason.to_owned())
     } else if is_denied {
         Failure::Refused(reason.to_owned())
@@ -81,7 +83,7 @@ impl EtcdWatch {
                     tracing::debug!(error = text, "the changes missed are too many for one message");
                     StoreError::Compacted { wanted: self.next, first: self.next }
                 }
-                Failure::StaleToken(text) => {
+                Failure::StaleToken(text) | Failure::Outdated(text) => {
                     self.endpoints.forget_token(Lane::Watches, self.endpoint).await;
                     self.endpoints.error(Failure::Broken(text), Repeat::Safe)
                 }
@@ -143,6 +145,8 @@ mod tests {
         assert!(matches!(refusal(denied, true), Failure::StaleToken(_)));
         assert!(matches!(refusal(denied, false), Failure::Refused(_)));
         assert!(matches!(refusal("etcdserver: invalid auth token", true), Failure::StaleToken(_)));
+        let outdated = "etcdserver: revision of auth store is old";
+        assert!(matches!(refusal(outdated, false), Failure::Outdated(_)), "also of who has a certificate");
         assert!(matches!(refusal("etcdserver: no leader", true), Failure::Broken(_)));
     }
 }
