@@ -41,6 +41,9 @@ async fn a_taken_name_and_two_clusters_are_told() -> Result<()> {
     configured(&control, &control.etcd.endpoint(), &format!("name: me\n{state}"))?;
     let output = check(&control).output()?;
     ensure!(line(&output, "cluster").contains(" ok "), "{output:?}");
+    // A proxy would be given the token.
+    let output = check(&control).env("http_proxy", "http://127.0.0.1:1").env_remove("no_proxy").output()?;
+    ensure!(line(&output, "placement").contains(" ok "), "{output:?}");
     let owner = control.node("me", true, SMALL).await?;
     let output = check(&control).output()?;
     let told = line(&output, "cluster");

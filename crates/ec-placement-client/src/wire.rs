@@ -118,8 +118,9 @@ fn client(config: &PlacementConfig, plain: bool) -> PlacementResult<reqwest::Cli
     let mut builder = reqwest::Client::builder()
         .timeout(config.timeout)
         .connect_timeout(config.timeout.min(Duration::from_secs(3)))
-        // Whoever is behind a redirect would be given the token, and be believed.
+        // Whoever is behind a redirect would be given the token, and be believed. So would a proxy that the environment names.
         .redirect(reqwest::redirect::Policy::none())
+        .no_proxy()
         .user_agent(concat!("etcd-compute/", env!("CARGO_PKG_VERSION")));
     if plain {
         // Loading the system's certificates costs milliseconds that a plain connection never needs.
