@@ -1,11 +1,14 @@
 //! A whole cloud as one document: out of our store, out of any Placement API, and into an empty store.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
 };
 
-use ec_placement_model::{Consumer, Key, NamedRecord, Provider, Record, Seconds, State, intern};
+use ec_placement_model::{
+    Consumer, Key, NamedRecord, Provider, Record, Seconds, State, intern, is_custom, is_standard_class,
+    is_standard_trait,
+};
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
@@ -58,6 +61,12 @@ pub enum TransferError {
     /// A stored record cannot be read.
     #[error("{0}")]
     Unreadable(String),
+    /// It uses names that nobody made and that this program does not know.
+    #[error(
+        "nothing was imported: there are providers or consumers with {0}, which no user made and this release of eplacement does not know; \
+         use one that does, or take them off there first"
+    )]
+    Unknown(String),
     /// The other side did not answer as it should.
     #[error("{0}")]
     Source(String),
@@ -106,6 +115,26 @@ impl Snapshot {
             self.version,
             Self::VERSION
         )))
+    }
+
+    /// Refuses what uses standard traits or resource classes of a newer OpenStack: they would be served, and no query could ask for them.
+    ///
+    /// # Errors
+    /// All of these names.
+    fn check_names(&self) -> Result<(), TransferError> {
+        let providers = || self.providers.values().map(|one| &one.provider);
+        let traits = providers().flat_map(|provider| &provider.traits);
+        let offered = providers().flat_map(|provider| provider.inventories.iter().map(|(class, _)| class));
+        let allocations = self.consumers.values().flat_map(|consumer| &consumer.allocations);
+        let used = allocations.flat_map(|(_, amounts)| amounts.iter().map(|(class, _)| class));
+        let traits = traits.filter(|name| !is_standard_trait(name));
+        let classes = offered.chain(used).filter(|name| !is_standard_class(name));
+        let unknown: BTreeSet<&str> =
+            traits.chain(classes).map(|name| &**name).filter(|name| !is_custom(name)).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(TransferError::Unknown(unknown.into_iter().collect::<Vec<_>>().join(", ")))
     }
 
     /// The first things in which two differ, but for times, which an API does not tell.
@@ -305,8 +334,8 @@ fn missing(
 /// stopped when it is done again, with the same document or another.
 ///
 /// # Errors
-/// There is something already, or somebody writes there meanwhile; etcd is not there; what was read back
-/// differs.
+/// There is something already, or somebody writes there meanwhile; it uses names that are not known here; etcd is
+/// not there; what was read back differs.
 pub async fn import(
     store: &dyn Store,
     keys: &Keys,
@@ -315,6 +344,7 @@ pub async fn import(
     now: Seconds,
 ) -> Result<(), TransferError> {
     snapshot.check_version()?;
+    snapshot.check_names()?;
     let prefix = keys.prefix();
     let listing = store.list(keys.prefix().as_str()).await?;
     let before = Loaded::of(&listing.pairs, keys);
