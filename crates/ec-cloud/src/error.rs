@@ -140,7 +140,7 @@ mod tests {
         for (error, wanted) in [
             (CloudError::Placement(away()), true),
             (CloudError::Placement(PlacementError::Invalid(text())), false),
-            (CloudError::Placement(PlacementError::Conflict(text())), true),
+            (CloudError::Placement(PlacementError::Conflict(text().into())), true),
             (CloudError::Store(StoreError::Unknown(text())), true),
             (CloudError::Store(StoreError::Invalid(text())), false),
             (CloudError::Elsewhere(text()), true),

@@ -108,8 +108,15 @@ pub async fn schedule(
                 return Err(given_up(cloud, intent, Reached::Intent, CloudError::Interrupted).await);
             }
             match claim(cloud, &intent, candidate).await {
-                Ok(true) => {}
-                Ok(false) => {
+                Ok(Claimed::Yes) => {}
+                Ok(Claimed::No) => {
+                    seen.lost_races += 1;
+                    continue;
+                }
+                Ok(Claimed::Perhaps) => {
+                    if let Err(error) = cloud.placement.release(intent.instance).await {
+                        return Err(given_up(cloud, intent, Reached::Claim, error.into()).await);
+                    }
                     seen.lost_races += 1;
                     continue;
                 }
@@ -338,12 +345,22 @@ fn is_understood(cloud: &Cloud, node: NodeId, sign: &KeyValue, format: u32) -> b
     false
 }
 
-/// Whether the candidate is ours now; not where somebody else was quicker.
-async fn claim(cloud: &Cloud, intent: &Intent, candidate: &Candidate) -> Result<bool, PlacementError> {
+/// What became of a claim.
+enum Claimed {
+    Yes,
+    /// Somebody else was quicker.
+    No,
+    /// Something changed while it was decided, or its uuid, which nobody else knows, has a claim: then this one was done, and asked for
+    /// once more by something in between. Nobody would give it back any more once its record is gone.
+    Perhaps,
+}
+
+async fn claim(cloud: &Cloud, intent: &Intent, candidate: &Candidate) -> Result<Claimed, PlacementError> {
     let claim = Claim { instance: intent.instance, candidate, project: &cloud.project, user: &cloud.user };
     match cloud.placement.claim(&claim).await {
-        Ok(()) => Ok(true),
-        Err(PlacementError::Conflict(_)) => Ok(false),
+        Ok(()) => Ok(Claimed::Yes),
+        Err(PlacementError::Conflict(conflict)) if conflict.does_not_fit => Ok(Claimed::No),
+        Err(PlacementError::Conflict(_)) => Ok(Claimed::Perhaps),
         Err(error) => Err(error),
     }
 }

@@ -311,7 +311,9 @@ impl PlacementClient {
                 owner: owner.uuid.to_string(),
                 node: node.to_string(),
             },
-            None => PlacementError::Conflict(format!("resource provider `{name}` changes at this moment")),
+            None => {
+                PlacementError::Conflict(format!("resource provider `{name}` changes at this moment").into())
+            }
         })
     }
 

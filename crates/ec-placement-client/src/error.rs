@@ -18,7 +18,7 @@ pub enum PlacementError {
     },
     /// Somebody else changed what this write was based on: read again and decide again.
     #[error("placement refused because of a concurrent change: {0}")]
-    Conflict(String),
+    Conflict(Conflict),
     /// There is no such thing.
     #[error("placement knows no {0}")]
     NotFound(String),
@@ -62,6 +62,29 @@ pub enum PlacementError {
     /// The settings are wrong.
     #[error("{0}")]
     Invalid(String),
+}
+
+/// What a write met.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Conflict {
+    /// In the server's words.
+    pub why: String,
+    /// Whether what was asked for was looked at and does not fit: there is no such room. Otherwise something is not as the write says;
+    /// of a claim for a consumer that must not exist, perhaps that it does, by this very claim: what lies in between may have sent it
+    /// twice, when the first answer was lost.
+    pub does_not_fit: bool,
+}
+
+impl From<String> for Conflict {
+    fn from(why: String) -> Self {
+        Self { why, does_not_fit: false }
+    }
+}
+
+impl std::fmt::Display for Conflict {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(&self.why)
+    }
 }
 
 impl PlacementError {

@@ -14,7 +14,7 @@ mod wire;
 
 pub use api::Placement;
 pub use client::{CONSUMER_TYPE, DISABLED, PlacementClient, SHARES};
-pub use error::{PlacementError, PlacementResult};
+pub use error::{Conflict, PlacementError, PlacementResult};
 pub use section::PlacementSection;
 pub use transport::{Answer, Request, Transport};
 pub use types::{Amount, Candidate, Candidates, Claim, ConsumerAllocations, Inventory, Provider, Summary};

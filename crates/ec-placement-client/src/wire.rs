@@ -17,7 +17,7 @@ use serde::de::DeserializeOwned;
 use tokio::time::Instant;
 
 use crate::{
-    Answer, PlacementError, PlacementResult, Transport,
+    Answer, Conflict, PlacementError, PlacementResult, Transport,
     transport::{Http, Request, chain},
 };
 
@@ -357,7 +357,11 @@ impl Wire {
             StatusCode::NOT_FOUND => {
                 PlacementError::NotFound(path.replacen("resource_providers/", "resource provider ", 1))
             }
-            StatusCode::CONFLICT => PlacementError::Conflict(detail),
+            StatusCode::CONFLICT => {
+                // All else says what has changed, or what changes at this moment.
+                let does_not_fit = code(&body).is_some_and(|code| code == UNDEFINED);
+                PlacementError::Conflict(Conflict { why: detail, does_not_fit })
+            }
             status if status.is_server_error() => self.unreachable(format!("HTTP {status}: {detail}")),
             _ if self.version() < NEWEST => PlacementError::Refused(format!(
                 "{detail} (it speaks version 1.{} of the API, the newest is 1.{NEWEST})",
@@ -458,6 +462,9 @@ fn identity(certificate: &Path, key: &Path) -> PlacementResult<Identity> {
     })
 }
 
+/// The code of errors that have none of their own; of claims, of those for which there is no room.
+const UNDEFINED: &str = "placement.undefined_code";
+
 /// Where inventories and claims are changed in one write.
 pub(crate) const RESHAPER: &str = "reshaper";
 
@@ -484,6 +491,12 @@ fn as_of(version: u32, body: &serde_json::Value) -> serde_json::Value {
 fn speaks(body: &[u8]) -> Option<u32> {
     let body: serde_json::Value = serde_json::from_slice(body).ok()?;
     body["errors"][0]["max_version"].as_str()?.strip_prefix("1.")?.parse().ok()
+}
+
+/// The `code` of the API's error document.
+fn code(body: &[u8]) -> Option<String> {
+    let body: serde_json::Value = serde_json::from_slice(body).ok()?;
+    Some(body["errors"][0]["code"].as_str()?.to_owned())
 }
 
 /// The `detail` of the API's error document, in one line and without webob's preamble.
@@ -566,6 +579,40 @@ mod tests {
             let error = wire.send(Method::DELETE, "allocations/x", None).await.unwrap_err();
             assert_eq!(matches!(error, PlacementError::NotFound(_)), is_believed, "{body}: {error}");
             assert_eq!(error.is_transient(), !is_believed, "{body}: {error}");
+        }
+    }
+
+    /// Refuses with 409, in these words.
+    struct Refuses(&'static str);
+
+    #[async_trait::async_trait]
+    impl Transport for Refuses {
+        async fn exchange(&self, _: Request) -> Result<Answer, String> {
+            Ok(Answer { status: StatusCode::CONFLICT, body: self.0.into(), ahead: None })
+        }
+    }
+
+    #[tokio::test]
+    async fn what_does_not_fit_is_told_from_what_has_changed() {
+        rustls::crypto::ring::default_provider().install_default().ok();
+        let own = Wire::new(&PlacementConfig::default()).unwrap();
+        for (body, does_not_fit) in [
+            // OpenStack's own, and eplacement's.
+            (
+                r#"{"errors":[{"status":409,"code":"placement.undefined_code","detail":"There was a conflict when trying to complete your request.\n\n Unable to allocate inventory: Unable to create allocation for 'VCPU' on resource provider 'x'. The requested amount would exceed the capacity.  "}]}"#,
+                true,
+            ),
+            (
+                r#"{"errors":[{"status":409,"code":"placement.concurrent_update","detail":"consumer generation conflict - expected 1 but got None"}]}"#,
+                false,
+            ),
+            (r#"{"errors":[{"status":409,"detail":"whatever"}]}"#, false),
+            ("<html>", false),
+        ] {
+            let wire = own.clone().over(Arc::new(Refuses(body)));
+            let error = wire.send(Method::PUT, "allocations/x", None).await.unwrap_err();
+            let PlacementError::Conflict(conflict) = error else { panic!("{body}: {error}") };
+            assert_eq!(conflict.does_not_fit, does_not_fit, "{body}");
         }
     }
 

@@ -168,7 +168,7 @@ impl Store for Door {
         let calls: Vec<String> = txn.then.iter().filter_map(|op| told_of(&self.world, op)).collect();
         let snagged = self.world.snagged(self.actor, &self.life, &calls).await;
         match snagged.unwrap_or_else(|| self.fate()) {
-            Fate::Arrives => {
+            Fate::Arrives | Fate::IsRepeated => {
                 let answer = self.apply(txn, false).await;
                 self.leave().await;
                 answer

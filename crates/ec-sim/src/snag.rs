@@ -14,6 +14,8 @@ pub(crate) enum Fate {
     Arrives,
     IsLost,
     LosesItsAnswer,
+    /// It is done, and once more, and the second answer is told: by placement, to which something in between has asked it twice.
+    IsRepeated,
     IsLate(Duration),
     /// Whoever is called says no. Placement answers with this HTTP status.
     IsRefused(u16),
@@ -31,6 +33,7 @@ impl Fate {
             Self::Arrives => "arrives".to_owned(),
             Self::IsLost => "is lost on its way".to_owned(),
             Self::LosesItsAnswer => "is done, and its answer is lost".to_owned(),
+            Self::IsRepeated => "is done twice, and its first answer is lost".to_owned(),
             Self::IsLate(by) => format!("is done {} s late", by.as_secs()),
             Self::IsRefused(0) => "is refused".to_owned(),
             Self::IsRefused(status) => format!("is answered with {status}"),

@@ -111,6 +111,12 @@ impl Way {
                 self.world.log(self.actor, format!("lost the answer of placement to {told}"));
                 Err("connection reset by peer".into())
             }
+            Fate::IsRepeated => {
+                self.ask(request.clone()).await.ok();
+                let answer = self.ask(request).await;
+                self.world.way().await;
+                answer
+            }
             Fate::IsLate(by) => {
                 let way = self.clone();
                 tokio::spawn(async move {

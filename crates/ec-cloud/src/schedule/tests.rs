@@ -12,7 +12,9 @@ use std::{
 
 use async_trait::async_trait;
 use ec_model::{Group, ImageRef, Keyspace, Policy, ResourceQuery, Resources, Spec, decode};
-use ec_placement_client::{ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary};
+use ec_placement_client::{
+    Conflict, ConsumerAllocations, Inventory, Placement, PlacementResult, Provider, Summary,
+};
 use ec_store::{Layer, MemoryStore, Store, StoreResult, TxnOutcome};
 use jiff::{SignedDuration, Timestamp};
 
@@ -36,6 +38,8 @@ enum Fault {
     DoneLater,
     /// SIGINT arrives while it is done.
     Interrupted,
+    /// A claim is done and asked for once more by something in between, and refused then, for it is there.
+    Repeated,
 }
 
 /// Steps are counted over store and placement together.
@@ -110,7 +114,7 @@ impl Layer for Etcd {
                 self.memory.txn(txn).await?;
                 killed().await
             }
-            Some(Fault::Interrupted) | None => self.memory.txn(txn).await,
+            Some(Fault::Interrupted | Fault::Repeated) | None => self.memory.txn(txn).await,
         }
     }
 }
@@ -142,7 +146,7 @@ impl Rooms {
                 act()?;
                 killed().await
             }
-            Some(Fault::Interrupted) | None => act(),
+            Some(Fault::Interrupted | Fault::Repeated) | None => act(),
         }
     }
 }
@@ -178,13 +182,18 @@ impl Placement for Rooms {
         if self.plan.coming() == Some(Fault::DoneLater) {
             self.later.lock().unwrap().push((claim.instance, node));
         }
+        let is_repeated = self.plan.coming() == Some(Fault::Repeated);
         self.step(|| {
             if self.rivals.load(Ordering::Relaxed) > 0 {
                 self.rivals.fetch_sub(1, Ordering::Relaxed);
-                return Err(PlacementError::Conflict("as told".into()));
+                let why = "as told".to_owned();
+                return Err(PlacementError::Conflict(Conflict { why, does_not_fit: true }));
             }
             self.claims.lock().unwrap().insert(claim.instance, node);
-            Ok(())
+            match is_repeated {
+                true => Err(PlacementError::Conflict("it is there".to_owned().into())),
+                false => Ok(()),
+            }
         })
         .await
     }
@@ -511,7 +520,7 @@ const QUERY: &str = "resources=VCPU:1,MEMORY_MB:1";
 /// More steps than any of these schedules takes.
 const STEPS: usize = 12;
 
-const FAULTS: [Fault; 7] = [
+const FAULTS: [Fault; 8] = [
     Fault::Fails,
     Fault::AnswerLost,
     Fault::Full,
@@ -519,6 +528,7 @@ const FAULTS: [Fault; 7] = [
     Fault::KilledAfter,
     Fault::DoneLater,
     Fault::Interrupted,
+    Fault::Repeated,
 ];
 
 #[tokio::test(start_paused = true)]

@@ -99,6 +99,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(away(stage)),
     ),
     Scenario::new(
+        "claim-asked-for-twice",
+        "a balancer asks for a claim once more whose first answer was lost, and the user is told that somebody was quicker, which was this \
+         claim: another is tried, and the first one is given back",
+        |stage| Box::pin(repeated(stage)),
+    ),
+    Scenario::new(
         "placement-conflicts-without-end",
         "placement answers each claim with 409: the user is told that there is no room, and nothing stays",
         |stage| Box::pin(refused(stage, 409)),
@@ -287,6 +293,14 @@ async fn unheard(stage: Stage, fate: Fate) {
     stage.until_well(placed.instance).await;
     stage.pass(30).await;
     let claims = stage.world.store.content(&format!("{}/consumers/", PLACEMENT)).pairs.len();
+    stage.demand(claims == 1, "there is one claim").await;
+}
+
+async fn repeated(stage: Stage) {
+    stage.snag("u1", "PUT /allocations", Fate::IsRepeated);
+    let placed = stage.placed("web").await;
+    stage.until_well(placed.instance).await;
+    let claims = stage.world.store.content(&format!("{PLACEMENT}/consumers/")).pairs.len();
     stage.demand(claims == 1, "there is one claim").await;
 }
 
