@@ -2,6 +2,7 @@
 
 use std::{
     fs,
+    net::TcpListener,
     os::unix::{fs::PermissionsExt, process::CommandExt},
     process::{Command, Output},
 };
@@ -70,6 +71,20 @@ async fn a_taken_name_and_two_clusters_are_told() -> Result<()> {
     let told = line(&output, "cluster");
     ensure!(told.contains("FAILED") && told.contains("two clusters"), "{told}");
     assert_eq!(output.status.code(), Some(1));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn who_has_the_port_of_metadata_is_told() -> Result<()> {
+    let control = Control::start().await?;
+    configured(&control, &control.etcd.endpoint(), "name: me")?;
+    let told = || anyhow::Ok(line(&check(&control).output()?, "metadata"));
+    ensure!(told()?.ends_with("169.254.169.254:80 is free"), "{}", told()?);
+    let web = TcpListener::bind("0.0.0.0:80")?;
+    let told_of = told()?;
+    ensure!(told_of.contains("FAILED") && told_of.contains("ss -ltnp sport = :80"), "{told_of}");
+    drop(web);
+    ensure!(told()?.contains(" ok "), "{}", told()?);
     Ok(())
 }
 
