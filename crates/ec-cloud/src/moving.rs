@@ -173,8 +173,8 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
         let epoch = record.record.assigned.map_or(order.record.epoch, |assigned| assigned.epoch) + 1;
         // What was wished of it before has come to its end. That it is not made anew again, whatever an older etcd wishes, is to be known
-        // where it comes to, so that wish goes along. A size that it could not be given is claimed for it all the same, and tried
-        // there once more.
+        // where it comes to, so that wish goes along. A size that it could not be given is tried there once more, and claimed first: what
+        // was claimed for it here may have been given back.
         let resized = disk.status.record().and_then(|status| status.resized.as_ref());
         let was_refused = resized.is_some_and(|was| was.failed.is_some());
         let mut come = Request {

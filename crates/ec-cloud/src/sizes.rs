@@ -2,7 +2,9 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ec_model::{Extent, Instance, InstanceId, NodeId, ResourceQuery, Resources, greater};
+use ec_model::{
+    Extent, Instance, InstanceId, NodeId, ResourceQuery, Resources, Status, Workload, decode, greater,
+};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     fleet::Surplus,
@@ -161,8 +163,19 @@ fn settled(known: &Known, held: &ConsumerAllocations) -> Option<Allocations> {
     (allocations != held.allocations).then_some(allocations)
 }
 
-/// Looks for claims that are greater than what their instances were asked for, and gives back what nobody needs of those
-/// that are so for long. Answers whose.
+/// How large the volumes are that could not grow, as their nodes tell: what they were asked for says nothing of them.
+async fn not_grown(cloud: &Cloud) -> CloudResult<HashMap<InstanceId, Resources>> {
+    let pairs = cloud.store.list(&cloud.keys.all_statuses()).await?.pairs;
+    let told = pairs.iter().filter_map(|pair| {
+        let status = decode::<Status>(&pair.value).ok()?;
+        let was = status.resized.filter(|was| status.kind == Workload::Volume && was.failed.is_some())?;
+        Some((status.instance, was.resources))
+    });
+    Ok(told.collect())
+}
+
+/// Looks for claims that are greater than what their instances were asked for, or are where that could not be, and gives back what
+/// nobody needs of those that are so for long. Answers whose.
 ///
 /// # Errors
 /// etcd or placement does not answer, and nothing was done.
@@ -206,9 +219,14 @@ pub async fn tend_claims(
             }
         }
     }
+    let missed = match records.iter().any(|(_, record)| record.kind == Workload::Volume) {
+        true => not_grown(cloud).await?,
+        false => HashMap::new(),
+    };
     let greater = records.into_iter().filter_map(|(_, Instance { instance, spec, .. })| {
         let held = held.remove(&instance)?;
-        (!more(&spec.resources, &held).is_empty()).then_some((instance, held))
+        let asked = missed.get(&instance).unwrap_or(&spec.resources);
+        (!more(asked, &held).is_empty()).then_some((instance, held))
     });
     for instance in surplus.look(greater.collect(), now) {
         if !tended.note(settle(cloud, instance).await) {

@@ -1,7 +1,10 @@
 //! Disks that others are made copies of: only the node makes a copy that has what is copied.
 
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, NodeId, Workload};
-use ec_plan::volumes;
+use ec_plan::{
+    sizes::{missed, of_disk},
+    volumes,
+};
 
 use crate::{
     Cloud, CloudError, CloudResult,
@@ -97,7 +100,12 @@ impl Source {
 }
 
 /// How large its disk is, as far as its record tells: one of before it grew, where etcd was put back, and its node claims what there is.
+/// Of one that could not have its last size its node tells.
 async fn gigabytes_of(cloud: &Cloud, known: &Known) -> CloudResult<u64> {
+    let missed = known.request.record().and_then(|request| missed(request, known.status.record()));
+    if let Some(has) = missed.map(|was| of_disk(&was.resources)).filter(|has| *has > 0) {
+        return Ok(has);
+    }
     let recorded = recorded_of(known);
     // What is claimed beside a size that is neither confirmed nor reverted may be more than it is.
     let is_settled = known.record.as_ref().is_none_or(|record| record.before.is_none());

@@ -165,7 +165,11 @@ pub fn reverted(instance: &Instance, status: Option<&Status>) -> Option<Extent> 
 
 /// What an instance has to have in placement, of each class; nothing while nobody can tell, since it is on its way.
 pub fn needed(instance: &Instance, request: &Request, status: Option<&Status>) -> Option<Resources> {
-    let spec = &instance.spec.resources;
+    let spec = match (instance.kind, missed(request, status)) {
+        // There is nothing that would be reverted. Whoever asks once more claims it first, and so does a node where it is tried anew.
+        (Workload::Volume, Some(was)) => &was.resources,
+        _ => &instance.spec.resources,
+    };
     let measures: &[&str] = match instance.kind {
         Workload::Machine => &["VCPU", "MEMORY_MB"],
         Workload::Volume => &[DISK],

@@ -7,9 +7,7 @@ use std::{
 };
 
 use ec_cloud::{CloudError, Verb, act, delete_volume, destroy, list};
-use ec_model::{
-    Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, decode, greater,
-};
+use ec_model::{Actions, Desired, Handover, Held, Instance, InstanceId, Outcomes, Resources, State, decode};
 use ec_plan::history::{Fate, told};
 use ec_store::LeaseId;
 use tokio::time::{Instant, sleep};
@@ -19,7 +17,7 @@ use crate::{
     door::content,
     last::{bring_home, bring_to_an_end},
     life::Life,
-    referee::{Known, claimed, marked},
+    referee::{Known, asked_of, claimed, marked},
     rest::stay_at_rest,
     traces::{Records, Traces, has_room, is_kept_free, records},
     user::cloud,
@@ -167,14 +165,13 @@ async fn astray(world: &World) -> Vec<Complaint> {
     found
 }
 
-/// How much is asked for, or was before a resize that is neither confirmed nor reverted.
+/// How much is asked for, or was before a resize that is neither confirmed nor reverted; of a volume that could not grow, what it has.
 fn needed(world: &World, instance: InstanceId) -> Resources {
     let record = content(world, &world.keys.instance(instance));
     let Some(record) = record.and_then(|pair| decode::<Instance>(&pair.value).ok()) else {
         return Resources::new();
     };
-    let before = record.before.map(|before| before.resources).unwrap_or_default();
-    greater(&record.spec.resources, &before)
+    asked_of(world, &record)
 }
 
 fn is_held(world: &World, instance: InstanceId) -> bool {

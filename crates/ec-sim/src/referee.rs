@@ -29,6 +29,7 @@ use serde_json::Value;
 
 pub(crate) use room::{marked, offered_by};
 pub(crate) use served::Question;
+pub(crate) use wishes::asked_of;
 
 use self::{answers::Being, keys::told};
 use crate::{

@@ -17,7 +17,7 @@
 //! From when it is told a guest may write it, and then it is kept like what ever ran. Which machine has it is that machine's
 //! affair ([`super::volumes`]): nothing is done about it here.
 
-use ec_model::{Handover, Size, State};
+use ec_model::{Handover, State};
 
 use super::{
     Announce, Aspect, Cover, Extend, HandOver, MarkStarted, NoteResize, Plan, PrepareVolume, Question,
@@ -84,15 +84,13 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
 /// It only ever grows, and its guest goes on meanwhile.
 fn size(facts: &Facts, _: &Limits) -> Option<Plan> {
     let RecordFacts::Kept { size, .. } = facts.record else { return None };
-    if let Some(disk_gb) = facts.gigabytes_to_have() {
+    if facts.gigabytes_to_have().is_some() {
         return match facts.allocation {
             Allocation::Unknown => Some(Plan::ask(Question::Placement)),
             Allocation::Absent => Some(count()),
             Allocation::Elsewhere => None,
-            Allocation::Held { .. } if !facts.held.covers(Size { disk_gb, ..Size::default() }) => {
-                Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"))
-            }
-            Allocation::Held { .. } => Some(Plan::run(vec![Extend], "growing it")),
+            // Of one that failed elsewhere what was claimed for more may have been given back since this node was told of it.
+            Allocation::Held { .. } => Some(Plan::run(vec![Cover, Extend], "growing it")),
         };
     }
     // A wish that asks for nothing more has come to its end, too.

@@ -111,6 +111,23 @@ fn what_is_claimed_is_the_greater_until_nobody_can_want_it_any_more() {
 }
 
 #[test]
+fn of_a_volume_that_could_not_grow_nobody_needs_more_than_it_has() {
+    let gigabytes = |gb| Resources::from([(DISK.to_owned(), gb)]);
+    let larger = Extent { query: String::new(), resources: gigabytes(40) };
+    let (mut volume, request) = wished(larger, None, Some(2));
+    volume.kind = Workload::Volume;
+    let needs = |told| needed(&volume, &request, Some(&status(State::Active, told)));
+    assert_eq!(needs(Some((2, true, gigabytes(10)))), Some(gigabytes(10)));
+    // It grew in part, or the call came to its end all the same.
+    assert_eq!(needs(Some((2, true, gigabytes(25)))), Some(gigabytes(25)));
+    assert_eq!(needs(Some((2, false, gigabytes(40)))), Some(gigabytes(40)));
+    for under_way in [None, Some((1, true, gigabytes(10)))] {
+        assert_eq!(needs(under_way), None, "it may be about to grow");
+    }
+    assert_eq!(needs(Some((2, true, Resources::new()))), None, "its node could not read how large it is");
+}
+
+#[test]
 fn a_disk_never_shrinks_and_goes_on_as_large_as_it_was_grown() {
     let judged = |is: Extent, before: Option<Extent>, told, asked: Extent| {
         let (instance, request) = wished(is, before, Some(1));

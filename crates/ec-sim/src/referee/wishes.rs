@@ -7,6 +7,7 @@ use ec_model::{
     Assigned, Desired, Instance, InstanceId, NodeId, Power, Request, Resources, Spec, State, Status,
     Workload, decode, greater,
 };
+use ec_plan::sizes::missed;
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
 
@@ -30,6 +31,21 @@ struct Wish {
 
 fn amount(of: &Resources, class: &str) -> u64 {
     of.get(class).copied().unwrap_or(0)
+}
+
+/// How much is asked for, or was before a resize that is neither confirmed nor reverted. A volume that could not grow has what it has.
+pub(crate) fn asked_of(world: &World, record: &Instance) -> Resources {
+    let keys = &world.keys;
+    let read = |key: String| content(world, &key).map(|pair| pair.value);
+    let (node, volume) = (record.node(), record.instance);
+    let request = node.and_then(|node| decode::<Request>(&read(keys.request(node, volume))?).ok());
+    let status = node.and_then(|node| decode::<Status>(&read(keys.status(node, volume))?).ok());
+    let missed = request.as_ref().and_then(|request| missed(request, status.as_ref()));
+    if let Some(was) = missed.filter(|was| record.kind == Workload::Volume && !was.resources.is_empty()) {
+        return was.resources.clone();
+    }
+    let before = record.before.as_ref().map(|before| before.resources.clone()).unwrap_or_default();
+    greater(&record.spec.resources, &before)
 }
 
 /// This, where that counts with the image of another.
@@ -271,8 +287,7 @@ impl Referee {
         let record = content(world, &world.keys.instance(instance));
         let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
         let Some(record) = record.filter(|_| !(self.restored || self.claims_lost)) else { return };
-        let before = record.before.as_ref().map(|before| before.resources.clone()).unwrap_or_default();
-        let mut needed = greater(&record.spec.resources, &before);
+        let mut needed = asked_of(world, &record);
         for computer in &world.computers {
             let vcpus = size(computer, instance).map_or(0, |size| size.vcpus);
             let gb = disk_bytes(computer, instance).unwrap_or(0).div_ceil(1 << 30);

@@ -186,8 +186,9 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
     let claimed = |gb, facts: Facts| Facts { held: disk(gb), ..facts };
     let grows = volume(is(4, None, false), wants(9, at(1), None));
     all([
-        (claimed(9, grows.clone()), Runs(&[Extend])),
-        (claimed(8, grows.clone()), Runs(&[Cover])),
+        // Whatever was claimed when this node looked last.
+        (claimed(9, grows.clone()), Runs(&[Cover, Extend])),
+        (claimed(8, grows.clone()), Runs(&[Cover, Extend])),
         (with(Allocation::Unknown, grows.clone()), Asks(Question::Placement)),
         (with(Allocation::Absent, grows.clone()), Runs(&[Claim])),
         (volume(is(9, at(1), false), wants(9, at(1), None)), Runs(&[NoteResize])),
@@ -199,7 +200,7 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
         (claimed(9, volume(is(9, at(1), false), wants(9, at(1), at(1)))), Settled),
         // Given up, and told; asked for again.
         (claimed(9, volume(is(4, at(1), true), wants(9, at(1), at(1)))), Settled),
-        (claimed(9, volume(is(4, at(1), true), wants(9, at(2), at(1)))), Runs(&[Extend])),
+        (claimed(9, volume(is(4, at(1), true), wants(9, at(2), at(1)))), Runs(&[Cover, Extend])),
         // With an older etcd.
         (claimed(9, volume(is(9, at(2), false), wants(4, at(1), at(2)))), Settled),
     ]);
