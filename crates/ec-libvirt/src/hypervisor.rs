@@ -472,6 +472,10 @@ impl Hypervisor for LibvirtHypervisor {
             let domain = domain::down(connect, node, instance)?;
             // From the looks to the end no guest is started on the one that goes.
             let _kept = pool.keep_from_writing(instance)?;
+            // One that is gone from here may lie with another node, and is there once.
+            if !pool.has_volume(instance)? {
+                moving::refuse_second(&pool, instance)?;
+            }
             // Who writes it already holds the same kind of lock.
             volumes::refuse_written(&pool, instance)?;
             // A domain has a disk of its own; what has none may be a volume of one.

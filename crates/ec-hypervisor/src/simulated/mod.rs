@@ -214,6 +214,23 @@ impl SimulatedHypervisor {
         }
     }
 
+    /// An error where a node beside has a volume's disk.
+    fn refuse_second(&self, operation: Operation, volume: InstanceId) -> HypervisorResult<()> {
+        let others: Vec<_> =
+            self.beside().iter().filter_map(|(node, other)| Some((*node, other.upgrade()?))).collect();
+        let has = |(node, other): &(NodeId, Arc<Shared>)| {
+            let inner = other.inner.lock().unwrap_or_else(PoisonError::into_inner);
+            inner.host.observe(*node, volume).volume
+        };
+        match others.iter().find(|other| has(other)) {
+            Some((node, _)) => {
+                let why = format!("node {node} has its disk, which is not made once more");
+                Err(not_now(operation, volume, &why))
+            }
+            None => Ok(()),
+        }
+    }
+
     /// Runs `change` on the host; when it changed something, counts the effect and tells the listeners.
     fn change(
         &self,
@@ -282,6 +299,9 @@ impl Hypervisor for SimulatedHypervisor {
 
     async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::ReplaceOverlay, Some(instance)).await?;
+        if !self.inner().host.observe(self.node, instance).volume {
+            self.refuse_second(Operation::ReplaceOverlay, instance)?;
+        }
         self.change(Operation::ReplaceOverlay, instance, |host| host.replace_overlay(self.node, instance))
     }
 
@@ -321,18 +341,7 @@ impl Hypervisor for SimulatedHypervisor {
     ) -> HypervisorResult<()> {
         self.enter(Operation::CreateVolume, Some(volume)).await?;
         self.refuse_used(Operation::CreateVolume, volume)?;
-        let others: Vec<_> =
-            self.beside().iter().filter_map(|(node, other)| Some((*node, other.upgrade()?))).collect();
-        let has = |(node, other): &(NodeId, Arc<Shared>)| {
-            let inner = other.inner.lock().unwrap_or_else(PoisonError::into_inner);
-            inner.host.observe(*node, volume).volume
-        };
-        if let Some((node, _)) = others.iter().find(|other| has(other)) {
-            return Err(HypervisorError::NotNow {
-                what: format!("{} {volume}", Operation::CreateVolume.name()),
-                detail: format!("node {node} has its disk, which is not made once more"),
-            });
-        }
+        self.refuse_second(Operation::CreateVolume, volume)?;
         self.change(Operation::CreateVolume, volume, |host| {
             host.create_volume(self.node, volume, source, capacity_bytes)
         })
