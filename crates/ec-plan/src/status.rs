@@ -284,6 +284,18 @@ pub const AGAIN: &str = "; trying again";
 /// What is told in the pause before a restart policy starts a guest again, in front of how long that is.
 pub const STARTED_AGAIN: &str = "; it is started again in ";
 
+/// How it ends what is told of one whose disk is gone. Nothing of that runs: of a guest that goes on without its disk something else is told.
+pub(crate) const WITHOUT_DISK: &str = "; the rest is kept until it is destroyed";
+
+/// What is told besides of one that did not run when its disk was missed: it is left when that is there again.
+pub const AND_STOPPED: &str = ", and it was stopped";
+
+/// Whether its disk is gone, or that of the volume that it boots from, and nothing of it runs.
+pub fn is_lost(status: &Status) -> bool {
+    status.state == State::Error
+        && status.reason.as_ref().is_some_and(|reason| reason.ends_with(WITHOUT_DISK))
+}
+
 /// What is to be told of what is in the way; nothing where nobody waits, or that is told already.
 pub fn waiting(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {
     match delayed(old, why) {

@@ -13,7 +13,7 @@ use ec_model::{
     input::{LABELS_MAX, METADATA_MAX},
 };
 
-use crate::{sizes, volumes::there};
+use crate::{sizes, volumes::renewable};
 pub use situation::{Situation, is_to_be_made_anew, shown};
 
 /// Why nothing is done to unlock one.
@@ -272,7 +272,7 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
             return Verdict::Refuse("it is a snapshot, and stays as it was made".to_owned());
         }
         (Verb::Rebuild(Some(image)), None) if instance.kind == Workload::Volume => {
-            return match there(status) {
+            return match renewable(status) {
                 Ok(()) => Verdict::Do(Wish::Rebuild(Some(image.clone()))),
                 Err(why) => Verdict::Refuse(why),
             };

@@ -7,7 +7,10 @@ use ec_model::{
     Attachment, Desired, ImageRef, Instance, InstanceId, Rebuild, Request, State, Status, Workload,
 };
 
-use crate::verbs::{Situation, is_built, is_to_be_made_anew, locked};
+use crate::{
+    status::is_lost,
+    verbs::{Situation, is_built, is_to_be_made_anew, locked},
+};
 
 /// How an agent begins to tell that it waits for a volume which another node is to hand over; that one tells why it does not.
 pub const NOT_HANDED_OVER: &str = "the node that has it has not handed it over yet";
@@ -153,6 +156,14 @@ pub fn there(status: Option<&Status>) -> Result<(), String> {
                 .to_owned(),
         ),
     }
+}
+
+/// Why a volume of which this is told cannot be made anew. One whose disk is gone can: that is what copies of it are for.
+///
+/// # Errors
+/// That.
+pub fn renewable(status: Option<&Status>) -> Result<(), String> {
+    if status.is_some_and(is_lost) { Ok(()) } else { there(status) }
 }
 
 /// Why this volume of a machine cannot be taken from it now.

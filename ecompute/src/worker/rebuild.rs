@@ -5,7 +5,7 @@ use std::sync::Arc;
 use ec_hypervisor::VolumeSource;
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Rebuilt};
-use ec_plan::status;
+use ec_plan::{RecordFacts, status};
 
 use super::{
     Stop, Worker,
@@ -118,11 +118,16 @@ impl Worker {
         let looked_at = self.looked_at().await?;
         let wished =
             self.job.request.as_ref().and_then(|request| request.rebuild.as_ref()).map(|wish| wish.wished_at);
-        let unread = |wished_at| Rebuilt {
-            wished_at,
-            failed: Some("its node's record of it cannot be read, so nothing of it is touched".to_owned()),
+        let not_done = |facts| match facts {
+            RecordFacts::Absent => "its node has no record of it any more, so nothing is made in its place",
+            _ => "its node's record of it cannot be read, so nothing of it is touched",
         };
-        let rebuilt = looked_at.map_or_else(|_| wished.map(unread), |record| record.rebuilt);
+        let rebuilt = match looked_at {
+            Ok(record) => record.rebuilt,
+            Err(facts) => {
+                wished.map(|wished_at| Rebuilt { wished_at, failed: Some(not_done(facts).to_owned()) })
+            }
+        };
         let status = status::rebuilt(&self.subject, self.status.known(), rebuilt, self.parts.host.now());
         self.write(status).await
     }

@@ -15,7 +15,10 @@ use super::{
     start, state,
     volumes::volumes,
 };
-use crate::{Allocation, Facts, Limits, RecordFacts, status::STARTED_AGAIN};
+use crate::{
+    Allocation, Facts, Limits, RecordFacts,
+    status::{AND_STOPPED, STARTED_AGAIN, WITHOUT_DISK},
+};
 
 /// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
 /// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
@@ -150,12 +153,9 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
     }
     let what = if facts.on_volume { "the disk of the volume that it boots from" } else { "its disk" };
     let stopped = if was_stopped(facts) { AND_STOPPED } else { "" };
-    let reason = format!("{what} is gone{stopped}; the rest is kept until it is destroyed");
+    let reason = format!("{what} is gone{stopped}{WITHOUT_DISK}");
     Some(Plan::tell(facts, State::Error, &reason))
 }
-
-/// What is told besides of one that did not run when its disk was missed: it is left when that is there again.
-const AND_STOPPED: &str = ", and it was stopped";
 
 fn was_stopped(facts: &Facts) -> bool {
     known(facts).is_some_and(|status| {

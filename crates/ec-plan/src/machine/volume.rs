@@ -14,25 +14,28 @@
 //!  there:  PREPARING ──▶ disk received ──▶ noted as one that is kept ──▶ told: ACTIVE
 //! ```
 //!
+//! Its disk gone, that is told, and a wish to make it anew is done all the same: that is what copies are for.
+//!
 //! From when it is told a guest may write it, and then it is kept like what ever ran. Which machine has it is that machine's
 //! affair ([`super::volumes`]): nothing is done about it here.
 
 use ec_model::{Handover, State};
 
 use super::{
-    Announce, Aspect, Cover, Extend, HandOver, MarkStarted, NoteResize, Plan, PrepareVolume, Question,
-    Receive,
+    Announce, Aspect, Cover, Extend, HandOver, MarkStarted, NoteRebuild, NoteResize, Plan, PrepareVolume,
+    Question, Receive,
     kept::{self, count},
     known, new, ran,
     rebuild::restore,
     state,
 };
-use crate::{Allocation, Facts, Limits, RecordFacts};
+use crate::{Allocation, Facts, Limits, RecordFacts, status::WITHOUT_DISK};
 
 /// Of one that nobody could write yet.
 const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
 
-/// Of one that somebody may have written. That it is there is told first: whatever else fails is told with how it stands.
+/// Of one that somebody may have written. That it is there is told first, or that it is not: whatever else fails is told with how it
+/// stands.
 const KEPT: [Aspect; 7] = [disk, told, kept::access, kept::record, kept::intent, restore, size];
 
 pub(super) fn plan(facts: &Facts, limits: &Limits) -> Plan {
@@ -76,9 +79,22 @@ fn make(_: &Facts, _: &Limits) -> Option<Plan> {
     Some(Plan::run(vec![PrepareVolume, MarkStarted, Announce(State::Active, None)], "making it"))
 }
 
-fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
-    (!facts.observed.volume)
-        .then(|| Plan::tell(facts, State::Error, "its disk is gone; the rest is kept until it is destroyed"))
+fn disk(facts: &Facts, limits: &Limits) -> Option<Plan> {
+    if facts.observed.volume {
+        return None;
+    }
+    if facts.is_to_be_rebuilt() {
+        return kept::intent(facts, limits).or_else(|| restore(facts, limits));
+    }
+    // Nothing is made of which this node keeps no record, and who waits for it is told so.
+    let is_forgotten = facts.record == RecordFacts::Absent && facts.rebuild.told < facts.rebuild.wished;
+    let untold = match is_forgotten {
+        true => Some(Plan::run(vec![NoteRebuild], "telling that it cannot be made anew")),
+        false => restore(facts, limits),
+    };
+    Some(
+        untold.unwrap_or_else(|| Plan::tell(facts, State::Error, &format!("its disk is gone{WITHOUT_DISK}"))),
+    )
 }
 
 /// It only ever grows, and its guest goes on meanwhile.

@@ -163,6 +163,22 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
 }
 
 #[test]
+fn what_is_there_is_made_anew_and_what_is_gone() {
+    let of = |state, reason: Option<&str>| {
+        let one = One::new(DISK, Workload::Volume, state);
+        let status = one.status.map(|status| Status { reason: reason.map(str::to_owned), ..status });
+        renewable(status.as_ref())
+    };
+    assert_eq!(of(State::Active, None), Ok(()));
+    let gone = format!("its disk is gone{}", crate::status::WITHOUT_DISK);
+    assert_eq!(of(State::Error, Some(&gone)), Ok(()));
+    refused(of(State::Error, Some("no such image")), "the volume is ERROR: no such image");
+    refused(of(State::Error, None), "the volume is ERROR");
+    refused(of(State::Preparing, Some(&gone)), "the volume is PREPARING");
+    refused(renewable(None), "about to be made");
+}
+
+#[test]
 fn a_volume_is_given_within_its_project() {
     let of = |project: &'static str| move |one: &mut One| one.record.project = project.to_owned();
     let machine = One::machine(State::Active).with(of("p"));

@@ -1,10 +1,11 @@
 //! Volumes, and the machines that have them.
 
 use Effect::{
-    Cover, DropRecord, Extend, HandOver, KeepIntent, NoteResize, NoteVolumes, PrepareVolume, Receive,
-    RemoveDomain, SetVolumes,
+    Cover, DropRecord, Extend, HandOver, KeepIntent, NoteRebuild, NoteResize, NoteVolumes, PrepareRebuild,
+    PrepareVolume, Receive, RemoveDomain, ReplaceDisk, Reread, SetVolumes,
 };
 use ec_model::{Edition, Handover};
+use ec_plan::RebuildFacts;
 use jiff::Timestamp;
 
 use super::*;
@@ -176,6 +177,45 @@ fn what_a_guest_may_have_written_is_kept_and_told() {
         ),
         (Facts { record: RecordFacts::Absent, ..there() }, Runs(&[KeepRecord])),
         (with(Allocation::Absent, there()), Runs(&[Claim])),
+    ]);
+}
+
+#[test]
+fn a_volume_whose_disk_is_gone_is_made_anew_where_that_is_wished_and_its_node_knows_it() {
+    const GONE: &str = "its disk is gone; the rest is kept until it is destroyed";
+    let lost = |rebuilt, told, record: fn(RecordFacts) -> RecordFacts| {
+        let RecordFacts::Kept { started, metadata, root, intent, rescued, size, rescue_begun, .. } =
+            there().record
+        else {
+            panic!("it has a record")
+        };
+        let kept =
+            RecordFacts::Kept { started, rebuilt, metadata, root, intent, rescued, size, rescue_begun };
+        Facts {
+            record: record(kept),
+            rebuild: RebuildFacts { wished: at(2), told },
+            status: status(State::Error, Some(GONE), false, true),
+            observed: Observed::default(),
+            ..there()
+        }
+    };
+    let kept = |rebuilt, told| lost(rebuilt, told, |kept| kept);
+    let newer = Some(Edition { epoch: 1, generation: 9 });
+    let beside = Observed { successor: true, ..Observed::default() };
+    all([
+        (kept(None, None), Runs(&[PrepareRebuild, ReplaceDisk])),
+        (kept(at(1), at(1)), Runs(&[PrepareRebuild, ReplaceDisk])),
+        // Killed between the two.
+        (Facts { observed: beside, ..kept(None, None) }, Runs(&[PrepareRebuild, ReplaceDisk])),
+        (Facts { edition: newer, ..kept(None, None) }, Runs(&[KeepIntent])),
+        // It could not be, or was done and is gone once more: whoever waits is told before that there is none.
+        (kept(at(2), at(1)), Runs(&[NoteRebuild])),
+        (kept(at(2), at(2)), Told),
+        (lost(None, None, |_| RecordFacts::Absent), Runs(&[NoteRebuild])),
+        (lost(None, at(2), |_| RecordFacts::Absent), Told),
+        (lost(None, None, |_| RecordFacts::Unreadable), Runs(&[Reread, NoteRebuild])),
+        // And then that it is there again.
+        (Facts { observed: there().observed, ..kept(at(2), at(1)) }, Runs(&[Announce(State::Active, None)])),
     ]);
 }
 
