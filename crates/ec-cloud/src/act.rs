@@ -24,7 +24,7 @@ use crate::{
     schedule::not_understood,
     sizes::{claim, settle},
     source::{Source, kind_of},
-    volume::{nameable, refuse_running},
+    volume::{nameable, refuse_held},
     wait::Awaited,
 };
 
@@ -191,21 +191,15 @@ async fn wish(
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
             return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
         }
+        let mut held = None;
+        if record.record.kind == Workload::Volume && matches!(wish, Wish::Rebuild(_) | Wish::Resize(_)) {
+            held = refuse_held(cloud, &known, verb).await?;
+        }
         if let Wish::Rebuild(image) = &wish {
-            let size = &record.record.spec.resources;
-            if record.record.kind == Workload::Volume {
-                refuse_running(cloud, &known).await?;
-            }
             if let Some(image) = image {
-                image::fits(cloud, image, size).await?;
+                image::fits(cloud, image, &record.record.spec.resources).await?;
             }
-            if let Some(source) = Source::of(cloud, image.as_ref().unwrap_or(its_own)).await? {
-                source.is_on(known.node)?;
-                // The agent would find that, too, with its guest's disk untouched.
-                if let Some(gigabytes) = size.get("DISK_GB") {
-                    source.fits(*gigabytes)?;
-                }
-            }
+            can_be_made_of(cloud, &known, image.as_ref().unwrap_or(its_own)).await?;
         }
         // Its own image it was made of already, whatever that has been said to need since.
         if let Wish::Rescue(Some(image)) = &wish {
@@ -230,6 +224,7 @@ async fn wish(
         }
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
+        let txn = held.into_iter().fold(txn, Txn::when);
         understood(cloud, &known, &order, "such an image").await?;
         let txn = let_in(cloud, &known, word, matches!(verb, Verb::Unlock | Verb::LetGo(_)), txn).await?;
         let (recorded, detail) = verb.recorded();
@@ -254,6 +249,14 @@ async fn wish(
         }
     }
     Err(CloudError::Busy(format!("{instance} keeps changing; try again")))
+}
+
+/// An error where its disk cannot be made anew as this copy. Its agent would find that, too, with its guest's disk untouched.
+pub(crate) async fn can_be_made_of(cloud: &Cloud, known: &Known, image: &ImageRef) -> CloudResult<()> {
+    let Some(source) = Source::of(cloud, image).await? else { return Ok(()) };
+    source.is_on(known.node)?;
+    let size = known.record.as_ref().and_then(|record| record.spec.resources.get("DISK_GB"));
+    size.map_or(Ok(()), |gigabytes| source.fits(*gigabytes))
 }
 
 /// Whether this may be asked for as all stands, or why not.

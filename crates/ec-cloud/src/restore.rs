@@ -19,7 +19,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     Acted, Cloud, CloudError, CloudResult, Known, Step, VolumeView, act, act::could_be, find_placed,
-    restore_volume, until_done, volume,
+    until_done, volume, volume::remake_volume,
 };
 
 /// What happens while one is restored.
@@ -171,10 +171,10 @@ impl<T: Fn(Restoring<'_>)> Asker<'_, T> {
         self.until_done(of, acted).await
     }
 
-    /// Has a volume be made anew.
-    async fn remake(&self, volume: InstanceId, of: &ImageRef) -> CloudResult<()> {
+    /// Has a volume be made anew of an instance that is locked for this reason.
+    async fn remake(&self, volume: InstanceId, reason: String, of: &ImageRef) -> CloudResult<()> {
         (self.told)(Restoring::Asks(volume, &Verb::Rebuild(Some(of.clone()))));
-        let acted = restore_volume(self.cloud, volume, of).await;
+        let acted = remake_volume(self.cloud, volume, reason, of).await;
         self.until_done(volume, acted?).await
     }
 
@@ -269,14 +269,14 @@ impl Held {
             }
             self.volumes(asker.cloud).await?;
             let of = CopyOf { held: Some(*volume), ..CopyOf::disk(Workload::Volume, snapshot) };
-            asker.remake(*volume, &ImageRef::copy_of(&of)).await?;
+            asker.remake(*volume, self.reason(), &ImageRef::copy_of(&of)).await?;
         }
         let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, snapshot));
         // One that boots from a volume has that for its own.
         let root = Attachment::root_of(&has);
         if let Some(root) = root {
             self.volumes(asker.cloud).await?;
-            asker.remake(root, &own).await?;
+            asker.remake(root, self.reason(), &own).await?;
         }
         if root.is_none() {
             asker.ask(instance, Verb::Remake(self.reason(), own)).await?;

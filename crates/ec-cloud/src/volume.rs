@@ -18,11 +18,12 @@ use ec_model::{
     input::{LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::{
+    status::is_lost,
     verbs::Verb,
     volumes::{self, Attach, NOT_HANDED_OVER, Sides},
 };
 use ec_runtime::planted;
-use ec_store::{Compare, KeyValue, StoreError, Txn};
+use ec_store::{Compare, KeyValue, Revision, StoreError, Txn};
 use jiff::Timestamp;
 use serde::Serialize;
 use tokio::time::Instant;
@@ -242,18 +243,7 @@ fn gigabytes(size_gb: u64) -> CloudResult<ResourceQuery> {
 /// # Errors
 /// There is no such room where it lies: [`CloudError::Refused`], with nothing changed.
 pub async fn extend_volume(cloud: &Cloud, volume: InstanceId, size_gb: u64) -> CloudResult<Acted> {
-    let disk = known_volume(cloud, volume).await?;
-    // A guest whose memory is saved goes on with a disk of the size that it knew. Its node looks once more when it comes to it.
-    if let Some(holder) = disk.record.as_ref().and_then(|record| record.attached)
-        && lost_by(cloud, holder, volume).await?.is_none()
-        && let Ok(machine) = find_placed(cloud, holder).await
-        && (machine.status.record().is_some_and(|status| status.state == State::Suspended)
-            || machine.request.record().is_some_and(|request| request.power.power == Power::Suspended))
-    {
-        return Err(CloudError::Refused(format!(
-            "cannot extend volume {volume}: instance {holder} has it, and is suspended: `eschedule resume {holder}` lets it go on"
-        )));
-    }
+    known_volume(cloud, volume).await?;
     let query = gigabytes(size_gb)?;
     let extent = Extent { query: query.text().to_owned(), resources: query.total() };
     act_as(cloud, Workload::Volume, volume, &Verb::Resize(extent), Chosen::uuid()).await
@@ -272,26 +262,65 @@ pub async fn restore_volume(cloud: &Cloud, volume: InstanceId, of: &ImageRef) ->
     act_as(cloud, Workload::Volume, volume, &Verb::Rebuild(Some(of.clone())), Chosen::uuid()).await
 }
 
-/// An error where a machine has this volume, and is not stopped: what it holds in its memory is of the disk that there is. Its
-/// node looks once more when it comes to it.
-pub(crate) async fn refuse_running(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
+/// The same of one that a machine has which is locked for this reason, by who locked it for that.
+///
+/// # Errors
+/// As [`restore_volume`], and where that machine is not locked so.
+pub(crate) async fn remake_volume(
+    cloud: &Cloud,
+    volume: InstanceId,
+    reason: String,
+    of: &ImageRef,
+) -> CloudResult<Acted> {
+    known_volume(cloud, volume).await?;
+    act_as(cloud, Workload::Volume, volume, &Verb::Remake(reason, of.clone()), Chosen::uuid()).await
+}
+
+/// An error where a machine has this volume, and this is not done to what is its: it is locked, or what it holds in its memory is of
+/// the disk that there is, or of its size. Its node looks once more when it comes to it. Of one that has it, what is to be demanded
+/// lest somebody locks it meanwhile.
+pub(crate) async fn refuse_held(cloud: &Cloud, disk: &Known, verb: &Verb) -> CloudResult<Option<Compare>> {
     let volume = disk.instance;
-    let holder = disk.record.as_ref().and_then(|record| record.attached);
-    if let Some(holder) = holder
-        && lost_by(cloud, holder, volume).await?.is_none()
-    {
-        let machine = find_placed(cloud, holder).await?;
-        if machine.status.record().is_none_or(|status| status.state != State::Stopped) {
-            let why = match machine.is_doomed() {
-                true => "is being destroyed: it has it until its end".to_owned(),
-                false => format!("is not stopped: `eschedule stop {holder}`"),
-            };
-            return Err(CloudError::Refused(format!(
-                "cannot make volume {volume} anew: instance {holder} has it, and {why}"
-            )));
-        }
+    let Some(holder) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(None) };
+    if lost_by(cloud, holder, volume).await?.is_some() {
+        return Ok(None);
     }
-    Ok(())
+    let machine = find_placed(cloud, holder).await?;
+    let word = verb.name_of(Workload::Volume);
+    let refused = |why: String| CloudError::Refused(format!("cannot {word} volume {volume}: {why}"));
+    if let Some(record) = &machine.record {
+        let reason = match verb {
+            Verb::Remake(reason, _) => Some(reason.as_str()),
+            _ => None,
+        };
+        volumes::open(record, reason).map_err(refused)?;
+    }
+    let status = machine.status.record();
+    let is_suspended = status.is_some_and(|status| status.state == State::Suspended)
+        || machine.request.record().is_some_and(|request| request.power.power == Power::Suspended);
+    // Its memory goes on with a disk of the size that it knew.
+    if matches!(verb, Verb::Resize(_)) && is_suspended {
+        return Err(refused(format!(
+            "instance {holder} has it, and is suspended: `eschedule resume {holder}` lets it go on"
+        )));
+    }
+    let is_down = status.is_some_and(|status| status.state == State::Stopped || is_lost(status));
+    if !matches!(verb, Verb::Resize(_)) && !is_down {
+        let why = match machine.is_doomed() {
+            true => "is being destroyed: it has it until its end".to_owned(),
+            false => format!("is not stopped: `eschedule stop {holder}`"),
+        };
+        return Err(refused(format!("instance {holder} has it, and {why}")));
+    }
+    Ok(Some(as_read(cloud.keys.instance(holder), machine.record_revision())))
+}
+
+/// That a key is as it was read.
+fn as_read(key: String, revision: Revision) -> Compare {
+    match revision {
+        0 => Compare::Absent(key),
+        revision => Compare::Unchanged(key, revision),
+    }
 }
 
 /// What a snapshot of an instance is made of.
@@ -588,8 +617,8 @@ pub async fn detach(
 ) -> CloudResult<Option<Attached>> {
     for _ in 0..TRIES {
         let disk = known_volume(cloud, volume).await?;
-        let Some(record) = &disk.record else { return docs(&disk).map(|_| None) };
-        let Some(instance) = record.attached else { return Ok(None) };
+        let Some(of_disk) = &disk.record else { return docs(&disk).map(|_| None) };
+        let Some(instance) = of_disk.attached else { return Ok(None) };
         if from.is_some_and(|from| from != instance) {
             return Err(CloudError::Refused(format!(
                 "instance {instance} has volume {volume} by now, and nobody asked for it to be taken from there"
@@ -618,14 +647,16 @@ pub async fn detach(
             return Ok(Some(asked_for(&machine, &order.record, (volume, false), device)));
         };
         let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
-        let judged = volumes::detach(sides, &has);
+        let judged = volumes::detach(of_disk, sides, &has);
         judged.map_err(|why| {
             CloudError::Refused(format!("cannot detach volume {volume} from instance {instance}: {why}"))
         })?;
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
         record.record.volumes.retain(|has| has.volume != volume);
         wish(cloud, &mut record, &mut order, generation);
-        let txn = written(cloud, &machine, &record, &order, Txn::new());
+        // Nobody locks it meanwhile.
+        let txn = Txn::new().when(as_read(cloud.keys.instance(volume), disk.record_revision()));
+        let txn = written(cloud, &machine, &record, &order, txn);
         let txn = let_in(cloud, &machine, "detach a volume from", false, txn).await?;
         let asked = asked(cloud, &machine, ActionVerb::DetachVolume, &has, generation);
         let txn = note(cloud, asked, txn, None).await?;
@@ -995,13 +1026,9 @@ async fn lost_by(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> Cloud
     if holds(&machine, volume).is_some() || !is_told || !is_readable {
         return Ok(None);
     }
-    let unchanged = |key: String, revision| match revision {
-        0 => Compare::Absent(key),
-        revision => Compare::Unchanged(key, revision),
-    };
     Ok(Some(vec![
-        unchanged(record_key, machine.record_revision()),
-        unchanged(cloud.keys.request(machine.node, holder), machine.request_revision()),
+        as_read(record_key, machine.record_revision()),
+        as_read(cloud.keys.request(machine.node, holder), machine.request_revision()),
     ]))
 }
 

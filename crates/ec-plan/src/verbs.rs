@@ -39,7 +39,7 @@ pub enum Verb {
     Resume,
     /// Make its disk anew, from this image or from the one that it has; what the guest wrote goes.
     Rebuild(Option<ImageRef>),
-    /// The same of one that is locked for this reason, from this image; it stays locked.
+    /// The same of one that is locked for this reason, from this image; it stays locked. Of a volume, whose machine is locked so.
     Remake(String, ImageRef),
     /// Boot it from a disk made of this image, or of the one that it has, with its own beside it.
     Rescue(Option<ImageRef>),
@@ -151,7 +151,7 @@ impl Verb {
     pub fn name_of(&self, kind: Workload) -> &'static str {
         match self {
             Self::Resize(_) if kind == Workload::Volume => "extend",
-            Self::Rebuild(_) if kind == Workload::Volume => "restore",
+            Self::Rebuild(_) | Self::Remake(..) if kind == Workload::Volume => "restore",
             Self::Start => "start",
             Self::Stop(0) => "stop --grace 0",
             Self::Stop(_) => "stop",
@@ -221,6 +221,10 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         return Verdict::Refuse("it is being destroyed".to_owned());
     }
     match (verb, &instance.locked) {
+        // It is another's lock that is held ([`crate::volumes::open`]).
+        (Verb::Remake(_, image), _) if instance.kind == Workload::Volume => {
+            return judge(&Verb::Rebuild(Some(image.clone())), instance, request, status);
+        }
         (Verb::Remake(reason, image), Some(before)) if reason == before => {
             let open = Instance { locked: None, ..instance.clone() };
             return judge(&Verb::Rebuild(Some(image.clone())), &open, request, status);

@@ -166,14 +166,30 @@ pub fn renewable(status: Option<&Status>) -> Result<(), String> {
     if status.is_some_and(is_lost) { Ok(()) } else { there(status) }
 }
 
+/// Why a volume of this machine is not changed, by who holds its lock for that reason, or by anybody: who locked the machine means its
+/// disks, too.
+///
+/// # Errors
+/// That.
+pub fn open(machine: &Instance, held: Option<&str>) -> Result<(), String> {
+    let instance = machine.instance;
+    match (machine.locked.as_deref(), held) {
+        (None, None) => Ok(()),
+        (Some(reason), Some(held)) if reason == held => Ok(()),
+        (None, Some(_)) => Err(format!("somebody else unlocked instance {instance} meanwhile, which has it")),
+        (Some(reason), _) => Err(format!("instance {instance} has it: {}", locked(instance, reason))),
+    }
+}
+
 /// Why this volume of a machine cannot be taken from it now.
 ///
 /// # Errors
 /// That.
-pub fn detach(machine: Sides<'_>, has: &Attachment) -> Result<(), String> {
+pub fn detach(volume: &Instance, machine: Sides<'_>, has: &Attachment) -> Result<(), String> {
     if has.is_root() {
         return Err("it boots from that, and has it until it is destroyed".to_owned());
     }
+    unlocked(volume, "the volume")?;
     changeable(machine, "the instance")?;
     settled(machine)
 }
@@ -228,8 +244,12 @@ fn changeable(sides: Sides<'_>, what: &str) -> Result<(), String> {
     if sides.request.desired == Desired::Destroyed {
         return Err(format!("{what} is being destroyed"));
     }
-    match &sides.record.locked {
-        Some(reason) => Err(format!("{what} cannot be changed: {}", locked(sides.record.instance, reason))),
+    unlocked(sides.record, what)
+}
+
+fn unlocked(record: &Instance, what: &str) -> Result<(), String> {
+    match &record.locked {
+        Some(reason) => Err(format!("{what} cannot be changed: {}", locked(record.instance, reason))),
         None => Ok(()),
     }
 }

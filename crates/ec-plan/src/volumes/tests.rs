@@ -68,6 +68,10 @@ fn attached(volume: &One, machine: &One, device: Option<&str>) -> Result<Attach,
     attach(volume.sides(), machine.sides(), device)
 }
 
+fn taken(volume: &One, machine: &One, device: &str) -> Result<(), String> {
+    detach(&volume.record, machine.sides(), &has_as(DISK, device))
+}
+
 #[track_caller]
 fn refused<T: std::fmt::Debug>(outcome: Result<T, String>, why: &str) {
     let refusal = outcome.unwrap_err();
@@ -155,11 +159,32 @@ fn what_is_on_its_way_locked_or_elsewhere_is_refused_with_its_reason() {
     {
         let machine = One::machine(state).with(change);
         refused(attached(&volume(), &machine, None), hint);
-        refused(detach(machine.sides(), &has_as(DISK, "vdb")), hint);
+        refused(taken(&volume(), &machine, "vdb"), hint);
     }
-    assert_eq!(detach(machine().sides(), &has_as(DISK, "vdb")), Ok(()));
-    refused(detach(machine().with(locks).sides(), &has_as(DISK, "vdb")), "locked");
-    refused(detach(machine().sides(), &has_as(DISK, "vda")), "it boots from that");
+    assert_eq!(taken(&volume(), &machine(), "vdb"), Ok(()));
+    refused(
+        taken(&volume(), &machine().with(locks), "vdb"),
+        "the instance cannot be changed: it is locked (mine)",
+    );
+    refused(
+        taken(&volume().with(locks), &machine(), "vdb"),
+        "the volume cannot be changed: it is locked (mine)",
+    );
+    refused(taken(&volume(), &machine(), "vda"), "it boots from that");
+}
+
+#[test]
+fn a_volume_is_changed_while_its_machine_is_not_locked_but_by_who_locked_that() {
+    let machine = |locked: Option<&str>| {
+        One::machine(State::Stopped).with(|one| one.record.locked = locked.map(str::to_owned))
+    };
+    let judged = |locked, held| open(&machine(locked).record, held);
+    assert_eq!(judged(None, None), Ok(()));
+    assert_eq!(judged(Some("mine"), Some("mine")), Ok(()));
+    for (locked, held) in [(Some("mine"), None), (Some(""), None), (Some("yours"), Some("mine"))] {
+        refused(judged(locked, held), "has it: it is locked");
+    }
+    refused(judged(None, Some("mine")), "somebody else unlocked");
 }
 
 #[test]

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use ec_model::{
-    Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, decode,
+    Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, Workload, decode,
     placement_tokens,
 };
 use ec_store::{Compare, KeyValue, Op, Txn};
@@ -16,7 +16,7 @@ use super::{
     Referee,
     catalog::of_catalog,
     groups::{GROUPS, MEMBERS},
-    volumes::of_attach,
+    volumes::{holder, of_attach},
 };
 use crate::{
     door::content,
@@ -136,6 +136,9 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
                 // It waits for one that was let in: the sign of life goes with the rights, or the node's record tells.
                 stands_on.push(keys.alive(node));
             }
+            if let (Some(was), Some(is)) = (&of_before, &request) {
+                stands_on.extend(of_holder(world, was, is));
+            }
             let access = |request: Option<&Request>| request.and_then(|request| request.access);
             if old.is_some()
                 && access(request.as_ref()).is_some_and(|wish| Some(wish) != access(of_before.as_ref()))
@@ -217,6 +220,13 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) if writes(txn, &record) => Vec::new(),
         Op::Delete(_) => vec![record],
     }
+}
+
+/// A volume that a machine has is changed while nobody locks the machine.
+fn of_holder(world: &World, was: &Request, is: &Request) -> Option<String> {
+    let is_changed = was.rebuild != is.rebuild || was.resize != is.resize;
+    let holder = holder(world, is.instance).filter(|_| is_changed && is.kind == Workload::Volume)?;
+    Some(world.keys.instance(holder.instance))
 }
 
 /// What it stands on of others that a machine is asked for with its volumes, or a volume that a machine is to have: who has which.

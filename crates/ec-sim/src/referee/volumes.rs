@@ -36,6 +36,16 @@ fn had(computer: &Computer, instance: InstanceId) -> BTreeSet<InstanceId> {
     own.flat_map(|(_, volumes)| volumes).flatten().map(|has| has.volume).collect()
 }
 
+/// The machine that is to have this volume, by the records of both.
+pub(super) fn holder(world: &World, volume: InstanceId) -> Option<Instance> {
+    let record = |of: InstanceId| {
+        let pair = content(world, &world.keys.instance(of))?;
+        decode::<Instance>(&pair.value).ok()
+    };
+    let machine = record(record(volume)?.attached?)?;
+    machine.volumes.iter().any(|has| has.volume == volume).then_some(machine)
+}
+
 /// Whether whoever looked a moment before has seen what was told then.
 fn is_old(world: &World, told: Timestamp) -> bool {
     world.now().duration_since(told).as_secs() > 5
@@ -288,7 +298,8 @@ impl Referee {
     }
 }
 
-/// Whoever gives a machine a volume stands on the records and the requests of both.
+/// Whoever gives a machine a volume stands on the records and the requests of both; who takes one away on that of the volume, which may
+/// be locked.
 pub(super) fn of_attach(
     world: &World,
     txn: &Txn,
@@ -315,6 +326,14 @@ pub(super) fn of_attach(
                 lacking.push(format!("a machine's volume without writing {request}"));
             }
             stands_on.push(request);
+        }
+        stands_on.push(record);
+    }
+    for volume in before.difference(&volumes(new)) {
+        let record = world.keys.instance(*volume);
+        let of_volume = content(world, &record).and_then(|pair| decode::<Instance>(&pair.value).ok());
+        if of_volume.is_some_and(|of_volume| of_volume.locked.is_some()) {
+            lacking.push(format!("that a machine has {volume} no more, which is locked"));
         }
         stands_on.push(record);
     }

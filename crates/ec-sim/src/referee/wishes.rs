@@ -11,7 +11,7 @@ use ec_plan::sizes::missed;
 use ec_store::{KeyValue, Op, Txn};
 use jiff::Timestamp;
 
-use super::{Referee, claimed, disk_bytes, size};
+use super::{Referee, claimed, disk_bytes, size, volumes::holder};
 use crate::{
     door::content,
     world::{Actor, World},
@@ -78,6 +78,15 @@ impl Wish {
             (power, restart, rebuild, rescue, resize, name, spec, volumes)
         };
         (kept != *was || order(before) != order(after)).then_some("which is locked")
+    }
+
+    /// What is said of it, of a volume whose machine is locked.
+    fn breaks_lock_of_holder(&self, holder: Option<&Instance>) -> Option<&'static str> {
+        let [was, is] = &self.order;
+        let why = holder?.locked.as_ref()?;
+        let (disk, size) = (was.rebuild != is.rebuild, was.resize != is.resize);
+        let restores = why.starts_with("snapshot ") && !size;
+        ((disk || size) && !restores).then_some("whose machine is locked")
     }
 
     /// What is said of a wish for a disk, a size or volumes, where another is under way, or none can be.
@@ -275,7 +284,9 @@ impl Referee {
             let wish = Wish { node, order: [was, is], record: [record, after], status, brings_back };
             let of_how_it_stands =
                 || wish.meets_another().or_else(|| wish.loses_size()).or_else(|| wish.repeats());
-            let wrong = wish.breaks_lock().or_else(|| wish.is_of_machines()).or_else(|| wish.is_late());
+            let holder = holder(world, instance);
+            let wrong = wish.breaks_lock().or_else(|| wish.breaks_lock_of_holder(holder.as_ref()));
+            let wrong = wrong.or_else(|| wish.is_of_machines()).or_else(|| wish.is_late());
             if let Some(what) = wrong.or_else(|| of_how_it_stands().filter(|_| told)) {
                 self.found(format!("{actor} wished something of {instance}, {what}"));
             }
