@@ -6,6 +6,7 @@ use ec_model::{
 };
 use ec_plan::{
     sizes::reverted,
+    status::is_lost,
     verbs::{IS_VOLUME, NOT_LOCKED, Verb, Verdict, Wish, judge},
     volumes::{Sides, made_of},
 };
@@ -15,7 +16,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
-    destroy::Chosen,
+    destroy::{Chosen, refuse_elsewhere},
     heal::RECORD_LOST,
     history::{Asked, last_of, note},
     image,
@@ -196,6 +197,9 @@ async fn wish(
             held = refuse_held(cloud, &known, verb).await?;
         }
         if let Wish::Rebuild(image) = &wish {
+            if record.record.kind == Workload::Volume && known.status.record().is_some_and(is_lost) {
+                refuse_elsewhere(cloud, &known, word).await?;
+            }
             if let Some(image) = image {
                 image::fits(cloud, image, &record.record.spec.resources).await?;
             }

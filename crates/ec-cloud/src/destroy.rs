@@ -174,7 +174,7 @@ pub(crate) async fn destroy_as(
         // Of what nobody can tell any more what it was, too.
         if kind_of(&known) != Some(Workload::Machine) && !planted("volume-deleted-in-use") {
             refuse_attached(cloud, &known).await?;
-            refuse_elsewhere(cloud, &known).await?;
+            refuse_elsewhere(cloud, &known, "destroy").await?;
         }
         let giver = giver(cloud, &known).await?;
         let doomed = match &giver {
@@ -196,8 +196,8 @@ pub(crate) async fn destroy_as(
 }
 
 /// An error where another node of the same storage tells that it has the disk of a volume, whatever is told of the one that is asked
-/// for it: what is deleted where it is not would come back from there.
-async fn refuse_elsewhere(cloud: &Cloud, known: &Known) -> CloudResult<()> {
+/// for it: what is deleted where it is not would come back from there, and what is made anew there would be two.
+pub(crate) async fn refuse_elsewhere(cloud: &Cloud, known: &Known, word: &str) -> CloudResult<()> {
     // All statuses are looked through, which is not done where nobody else can have it.
     if known.node_alive && storage_of(cloud, known.node).await?.is_none() {
         return Ok(());
@@ -211,7 +211,7 @@ async fn refuse_elsewhere(cloud: &Cloud, known: &Known) -> CloudResult<()> {
         let told = cloud.store.get(&key).await?.0.and_then(|pair| decode::<Status>(&pair.value).ok());
         if told.is_some_and(|told| told.state == State::Unclaimed) {
             return Err(CloudError::Refused(format!(
-                "cannot destroy {instance}: node {node} has its disk, and another is asked for it: first `eschedule heal {instance}`"
+                "cannot {word} {instance}: node {node} has its disk, and another is asked for it: first `eschedule heal {instance}`"
             )));
         }
     }

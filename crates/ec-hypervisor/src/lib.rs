@@ -60,8 +60,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     ) -> HypervisorResult<()>;
 
     /// Puts that overlay in the place of the instance's own, which is deleted, and memory that was saved with it. Fails
-    /// while the domain is up, or a guest that has the volume, and where there is none; for now where its own is not there, and
-    /// another node has that on the same storage.
+    /// while the domain is up, or a guest that has the volume, where there is none, and where its own is not there and another node
+    /// has that on the same storage.
     async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// Deletes that overlay; where there is none that is not an error.

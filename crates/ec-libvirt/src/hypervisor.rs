@@ -472,9 +472,13 @@ impl Hypervisor for LibvirtHypervisor {
             let domain = domain::down(connect, node, instance)?;
             // From the looks to the end no guest is started on the one that goes.
             let _kept = pool.keep_from_writing(instance)?;
-            // One that is gone from here may lie with another node, and is there once.
+            // One that is gone from here may lie with another node, and is there once. For good: what comes back from there was not
+            // gone when this was wished.
             if !pool.has_volume(instance)? {
-                moving::refuse_second(&pool, instance)?;
+                moving::refuse_second(&pool, instance).map_err(|error| match error {
+                    CallError::NotNow(why) => CallError::Refused(why),
+                    error => error,
+                })?;
             }
             // Who writes it already holds the same kind of lock.
             volumes::refuse_written(&pool, instance)?;

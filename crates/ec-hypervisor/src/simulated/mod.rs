@@ -214,21 +214,16 @@ impl SimulatedHypervisor {
         }
     }
 
-    /// An error where a node beside has a volume's disk.
-    fn refuse_second(&self, operation: Operation, volume: InstanceId) -> HypervisorResult<()> {
+    /// Why a volume's disk is not made here, where a node beside has it.
+    fn second(&self, volume: InstanceId) -> Option<String> {
         let others: Vec<_> =
             self.beside().iter().filter_map(|(node, other)| Some((*node, other.upgrade()?))).collect();
         let has = |(node, other): &(NodeId, Arc<Shared>)| {
             let inner = other.inner.lock().unwrap_or_else(PoisonError::into_inner);
             inner.host.observe(*node, volume).volume
         };
-        match others.iter().find(|other| has(other)) {
-            Some((node, _)) => {
-                let why = format!("node {node} has its disk, which is not made once more");
-                Err(not_now(operation, volume, &why))
-            }
-            None => Ok(()),
-        }
+        let other = others.iter().find(|other| has(other));
+        other.map(|(node, _)| format!("node {node} has its disk, which is not made once more"))
     }
 
     /// Runs `change` on the host; when it changed something, counts the effect and tells the listeners.
@@ -299,10 +294,11 @@ impl Hypervisor for SimulatedHypervisor {
 
     async fn replace_overlay(&self, instance: InstanceId) -> HypervisorResult<()> {
         self.enter(Operation::ReplaceOverlay, Some(instance)).await?;
-        if !self.inner().host.observe(self.node, instance).volume {
-            self.refuse_second(Operation::ReplaceOverlay, instance)?;
-        }
-        self.change(Operation::ReplaceOverlay, instance, |host| host.replace_overlay(self.node, instance))
+        let is_gone = !self.inner().host.observe(self.node, instance).volume;
+        let second = if is_gone { self.second(instance) } else { None };
+        self.change(Operation::ReplaceOverlay, instance, |host| {
+            second.map_or_else(|| host.replace_overlay(self.node, instance), Err)
+        })
     }
 
     async fn drop_successor(&self, instance: InstanceId) -> HypervisorResult<()> {
@@ -341,7 +337,9 @@ impl Hypervisor for SimulatedHypervisor {
     ) -> HypervisorResult<()> {
         self.enter(Operation::CreateVolume, Some(volume)).await?;
         self.refuse_used(Operation::CreateVolume, volume)?;
-        self.refuse_second(Operation::CreateVolume, volume)?;
+        if let Some(why) = self.second(volume) {
+            return Err(not_now(Operation::CreateVolume, volume, &why));
+        }
         self.change(Operation::CreateVolume, volume, |host| {
             host.create_volume(self.node, volume, source, capacity_bytes)
         })
