@@ -51,7 +51,7 @@ pub(crate) enum SnapshotCommand {
         instance: String,
         /// What it shall be called, of which each project has one beside its volumes
         name: String,
-        /// How much to claim for it, in GiB [default: what the disks have together]
+        /// How much to claim for it, in GiB; the copy of one disk is as large, and no smaller disk is restored from it [default: what the disks have together]
         #[arg(long, value_name = "GB", allow_negative_numbers = true)]
         size: Option<u64>,
         /// A label; may be given more than once

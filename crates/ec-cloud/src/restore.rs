@@ -1,25 +1,29 @@
 //! Restoring a snapshot: an instance's disk, and the volumes that it still has, are made anew as they were.
 //!
 //! ```text
-//!   lock the snapshot ─▶ stop ─▶ lock the instance ─▶ its volumes, one by one ─▶ its own disk
+//!   each step can be ─▶ lock the snapshot ─▶ stop ─▶ lock the instance ─▶ its volumes, one by one ─▶ its own disk
 //!                                                 ─▶ unlock it ─▶ start, if it ran ─▶ unlock the snapshot ─▶ wait until it runs
 //! ```
+//!
+//! What cannot be is found before anything is done, lest disks of two moments are left. A disk that is gone is no hindrance: it comes back.
 //!
 //! The locks say what is under way, to whoever looks, to whoever would start the guest on disks of two moments, and to the same
 //! command: said again it goes on with what was broken off.
 
 use std::time::Duration;
 
-use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, State, Workload};
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, Request, State, Workload};
 use ec_plan::{
-    status::STARTED_AGAIN,
-    verbs::{Verb, is_to_be_made_anew, locked},
+    status::{AND_STOPPED, STARTED_AGAIN, is_lost},
+    verbs::{Verb, Verdict, is_to_be_made_anew, locked, once_stopped},
 };
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    Acted, Cloud, CloudError, CloudResult, Known, Step, VolumeView, act, act::could_be, find_placed,
-    until_done, volume, volume::remake_volume,
+    Acted, Cloud, CloudError, CloudResult, Known, Step, VolumeView, act,
+    act::{can_be_made_of, could_be, docs},
+    find_placed, until_done, volume,
+    volume::{known_volume, remake_volume},
 };
 
 /// What happens while one is restored.
@@ -78,10 +82,9 @@ pub async fn restore_snapshot(
         }
     };
     let mut held = Held::of(name, instance, &machine)?;
-    if kept.is_none() && !held.is_locked && !is_down(&machine) {
+    if kept.is_none() && !held.is_locked {
         // Before anything is locked for it.
-        let refused = |why| CloudError::Refused(format!("cannot restore instance {instance}: {why}"));
-        could_be(&machine, &Verb::Stop(grace))?.map_err(refused)?;
+        held.could_be(cloud, &view, &machine, grace).await?;
     }
     // One that broke off after it had stopped it, or unlocked it, left word of that here.
     held.starts |= kept.as_ref() == Some(&reasons[0]);
@@ -258,28 +261,25 @@ impl Held {
         machine: &Known,
         grace: u32,
     ) -> CloudResult<Option<Acted>> {
-        let (instance, snapshot) = (self.instance, view.volume);
+        let instance = self.instance;
+        // Whatever was changed since one broke off; what is locked for it nobody changed.
+        if self.is_begun && !self.is_locked {
+            self.could_be(asker.cloud, view, machine, grace).await?;
+        }
         self.stop_and_lock(asker, machine, grace).await?;
         // From now on it keeps the volumes that it has, unless somebody unlocks it.
         let has = self.volumes(asker.cloud).await?;
         for volume in &view.beside {
             if !has.iter().any(|has| has.volume == *volume) {
                 (asker.told)(Restoring::Left(*volume));
-                continue;
             }
-            self.volumes(asker.cloud).await?;
-            let of = CopyOf { held: Some(*volume), ..CopyOf::disk(Workload::Volume, snapshot) };
-            asker.remake(*volume, self.reason(), &ImageRef::copy_of(&of)).await?;
         }
-        let own = ImageRef::copy_of(&CopyOf::disk(Workload::Volume, snapshot));
-        // One that boots from a volume has that for its own.
-        let root = Attachment::root_of(&has);
-        if let Some(root) = root {
+        for (volume, of) in renewed(view, &has) {
             self.volumes(asker.cloud).await?;
-            asker.remake(root, self.reason(), &own).await?;
+            asker.remake(volume, self.reason(), &of).await?;
         }
-        if root.is_none() {
-            asker.ask(instance, Verb::Remake(self.reason(), own)).await?;
+        if Attachment::root_of(&has).is_none() {
+            asker.ask(instance, Verb::Remake(self.reason(), own(view))).await?;
         }
         asker.ask(instance, Verb::LetGo(self.reason())).await?;
         // All is restored: what comes of a start is its own affair.
@@ -288,6 +288,40 @@ impl Held {
             true => act(asker.cloud, instance, &Verb::Start).await.map(Some),
             false => Ok(None),
         }
+    }
+
+    /// Whether all of it could be restored, as it stands.
+    ///
+    /// # Errors
+    /// One of the steps is refused, or one of the disks is too small.
+    async fn could_be(
+        &self,
+        cloud: &Cloud,
+        view: &VolumeView,
+        machine: &Known,
+        grace: u32,
+    ) -> CloudResult<()> {
+        let instance = self.instance;
+        let refused = |why: String| CloudError::Refused(format!("cannot restore instance {instance}: {why}"));
+        if !is_down(machine) {
+            could_be(machine, &Verb::Stop(grace))?.map_err(refused)?;
+        }
+        let (record, order) = docs(machine)?;
+        let has = &record.record.volumes;
+        for (volume, of) in renewed(view, has) {
+            let disk = known_volume(cloud, volume).await?;
+            let anew = could_be(&disk, &Verb::Rebuild(Some(of.clone())))?;
+            anew.map_err(|why| refused(format!("its volume {volume}: {why}")))?;
+            can_be_made_of(cloud, &disk, &of).await?;
+        }
+        if Attachment::root_of(has).is_none() {
+            let (verb, status) = (Verb::Rebuild(Some(own(view))), machine.status.record());
+            if let Verdict::Refuse(why) = once_stopped(&verb, &record.record, &order.record, status) {
+                return Err(refused(why));
+            }
+            can_be_made_of(cloud, machine, &own(view)).await?;
+        }
+        Ok(())
     }
 
     /// Has it be stopped and locked for this.
@@ -314,7 +348,14 @@ impl Held {
             (asker.told)(Restoring::Asks(self.instance, &stop));
             let acted = act(asker.cloud, self.instance, &stop).await?;
             self.is_begun = true;
-            asker.until_done(self.instance, acted).await?;
+            let stopped = asker.until_done(self.instance, acted).await;
+            // Of one that has neither disk nor domain there is nothing that could be stopped, which its agent tells.
+            if let Err(error) = stopped {
+                let is_told = matches!(error, CloudError::Elsewhere(_));
+                if !is_told || !is_down(&find_placed(asker.cloud, self.instance).await?) {
+                    return Err(error);
+                }
+            }
         }
         asker.ask(self.instance, Verb::Hold(self.reason())).await?;
         (self.is_begun, self.is_locked) = (true, true);
@@ -339,19 +380,44 @@ impl Held {
     }
 }
 
-/// Whether it is stopped, and is to be: one that ended by itself its agent may start, locked or not.
-fn is_down(machine: &Known) -> bool {
-    let is_wished = machine.request.record().is_none_or(|request| request.power.power == Power::Stopped);
-    machine.status.record().is_some_and(|status| status.state == State::Stopped && is_wished)
+/// The copy of its first disk.
+fn own(view: &VolumeView) -> ImageRef {
+    ImageRef::copy_of(&CopyOf::disk(Workload::Volume, view.volume))
 }
 
-/// Whether it runs, or is about to: somebody has asked for that, or its policy starts it again.
+/// Which of the volumes that an instance has are made anew, in this order, each of its copy. One that it boots from is its first disk.
+fn renewed(view: &VolumeView, has: &[Attachment]) -> Vec<(InstanceId, ImageRef)> {
+    let beside = view.beside.iter().filter(|volume| has.iter().any(|has| has.volume == **volume));
+    let copied = beside.map(|volume| {
+        let of = CopyOf { held: Some(*volume), ..CopyOf::disk(Workload::Volume, view.volume) };
+        (*volume, ImageRef::copy_of(&of))
+    });
+    copied.chain(Attachment::root_of(has).map(|root| (root, own(view)))).collect()
+}
+
+/// Whether it is stopped, and is to be: one that ended by itself its agent may start, locked or not. Without its disk it is an ERROR then.
+fn is_down(machine: &Known) -> bool {
+    let (Some(request), Some(status)) = (machine.request.record(), machine.status.record()) else {
+        return false;
+    };
+    let Request { power: wish, .. } = request;
+    let is_done = match status.state {
+        State::Stopped => status.power_generation >= wish.generation,
+        _ => is_lost(status) && status.observed_generation >= wish.generation,
+    };
+    wish.power == Power::Stopped && is_done
+}
+
+/// Whether it runs, or is about to: somebody has asked for that, or its policy starts it again. Of one that lost its disk, whether it did.
 fn runs(machine: &Known) -> bool {
     machine.status.record().is_none_or(|status| {
+        let was_stopped = status.reason.as_ref().is_some_and(|reason| reason.contains(AND_STOPPED));
+        let is_to_be = machine.request.record().is_some_and(|request| request.power.power != Power::Stopped);
+        let is_down = status.state == State::Stopped || is_lost(status) && (was_stopped || !is_to_be);
         let is_started = status.reason.as_ref().is_some_and(|reason| reason.contains(STARTED_AGAIN));
         let is_asked_for = machine.request.record().is_some_and(|request| {
             request.power.generation > status.power_generation && request.power.power != Power::Stopped
         });
-        status.state != State::Stopped || is_started || is_asked_for
+        !is_down || is_started || is_asked_for
     })
 }

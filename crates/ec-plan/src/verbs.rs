@@ -9,11 +9,11 @@ use std::{collections::BTreeMap, fmt};
 
 use ec_model::{
     ActionVerb, Attachment, Desired, Extent, ImageRef, Instance, InstanceId, Power, PowerWish, Request,
-    Restart, Status, Workload,
+    Restart, State, Status, Workload,
     input::{LABELS_MAX, METADATA_MAX},
 };
 
-use crate::{sizes, volumes::renewable};
+use crate::{sizes, status::is_lost, volumes::renewable};
 pub use situation::{Situation, is_to_be_made_anew, shown};
 
 /// Why nothing is done to unlock one.
@@ -329,6 +329,18 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         }
         verdict => verdict,
     }
+}
+
+/// What would become of a verb, asked of an instance once it is stopped, and else as it is now.
+pub fn once_stopped(verb: &Verb, instance: &Instance, request: &Request, status: Option<&Status>) -> Verdict {
+    let power = PowerWish { power: Power::Stopped, ..request.power.clone() };
+    let status = status.map(|status| Status {
+        // Without its disk it stays an ERROR.
+        state: if is_lost(status) { status.state } else { State::Stopped },
+        power_generation: status.power_generation.max(power.generation),
+        ..status.clone()
+    });
+    judge(verb, instance, &Request { power, ..request.clone() }, status.as_ref())
 }
 
 /// Why nothing is done to what is locked. By its uuid, which unlocks a volume, too.

@@ -572,6 +572,18 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     assert!(
         matches!(judge(&anew, &volume, &order, Some(&gone)), Verdict::Refuse(why) if why.contains("ERROR"))
     );
+    // But where its disk is what is missed, and by who holds the lock of the machine that has it.
+    let lost = Status { reason: Some(format!("its disk is gone{}", crate::status::WITHOUT_DISK)), ..gone };
+    assert!(matches!(judge(&anew, &volume, &order, Some(&lost)), Verdict::Do(Wish::Rebuild(_))));
+    let remake = Verb::Remake("mine".into(), ImageRef::at("http://h/i"));
+    assert_eq!(asked(&remake), asked(&anew));
+    let locked = Instance { locked: Some("mine".to_owned()), ..volume.clone() };
+    let refused = judge(&remake, &locked, &order, Some(&told));
+    assert!(
+        matches!(refused, Verdict::Refuse(why) if why.contains("it is locked")),
+        "its own lock is another"
+    );
+    assert_eq!(remake.name_of(ec_model::Workload::Volume), "restore");
     // One that could not be extended is as large as it was, and asked for again.
     let [first, second] = [1, 2].map(|second| Timestamp::from_second(second).unwrap());
     let of = |wished_at, failed: Option<&str>| ec_model::Resized {
@@ -612,6 +624,41 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     volume.locked = Some("mine".to_owned());
     let locked = judge(&Verb::Resize(extent(9)), &volume, &order, Some(&told));
     assert!(matches!(locked, Verdict::Refuse(why) if why.contains("mine")));
+}
+
+#[test]
+fn what_can_be_done_to_one_that_runs_is_judged_by_how_it_is_once_it_is_stopped() {
+    let rebuild = Verb::Rebuild(Some(ImageRef::at("http://h/i")));
+    let (order, runs) = (request(wish(Power::Running, 2, false)), status(State::Active, 2, true));
+    let judged = |order: &Request, told: &Status| once_stopped(&rebuild, &instance(None), order, Some(told));
+    let refused = |verdict: Verdict, hint: &str| match verdict {
+        Verdict::Refuse(why) => assert!(why.contains(hint), "{why}"),
+        other => panic!("{other:?}"),
+    };
+    for state in
+        [State::Active, State::Starting, State::Paused, State::Stopped, State::Rebooting, State::Error]
+    {
+        let told = Status { state, ..runs.clone() };
+        assert!(matches!(judged(&order, &told), Verdict::Do(Wish::Rebuild(_))), "{state}");
+    }
+    let at = Timestamp::UNIX_EPOCH;
+    let rescue = Some(ec_model::Rescue { wished_at: at, image: ImageRef::at("x") });
+    let rescued = Some(ec_model::Rescued { wished_at: at, failed: None });
+    // It powered itself off, and boots from its rescue disk all the same.
+    let off = Status { rescued, ..status(State::Stopped, 2, true) };
+    refused(judged(&Request { rescue, ..order.clone() }, &off), "it is rescued");
+    let extent = || Extent { query: String::new(), resources: ec_model::Resources::new() };
+    let resized = ec_model::Resized { wished_at: at, failed: None, resources: extent().resources };
+    let larger = Instance { before: Some(extent()), ..instance(None) };
+    let resize = Request { resize: Some(ec_model::Resize { wished_at: at }), ..order.clone() };
+    let told = Status { resized: Some(resized), ..runs };
+    refused(once_stopped(&rebuild, &larger, &resize, Some(&told)), "resized and not confirmed");
+    // Without its disk it is given one whatever its size.
+    let reason = Some(format!("its disk is gone{}", crate::status::WITHOUT_DISK));
+    let lost = Status { state: State::Error, reason, ..told };
+    let verdict = once_stopped(&rebuild, &larger, &resize, Some(&lost));
+    assert!(matches!(verdict, Verdict::Do(Wish::Rebuild(_))), "{verdict:?}");
+    refused(once_stopped(&rebuild, &instance(Some("mine")), &order, Some(&off)), "it is locked (mine)");
 }
 
 #[test]
