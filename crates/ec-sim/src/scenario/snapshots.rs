@@ -12,7 +12,7 @@ use super::{
     stage::Sight,
     volumes::{come, given, has, near},
 };
-use crate::{referee::observed, snag::Fate, volumes::Order};
+use crate::{acts::volumes_of, fashion::resize, referee::observed, snag::Fate, volumes::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -66,6 +66,17 @@ pub(super) const ALL: &[Scenario] = &[
         "destroy-behind-a-copy-that-fails",
         "a guest is to be destroyed while a copy of its disk is being made, which fails, or is deleted: it is destroyed",
         |stage| Box::pin(behind_failure(stage)),
+    ),
+    Scenario::new(
+        "snapshot-restored-of-what-was-lost",
+        "somebody deletes the disks of a guest and of its volume, once under the guest and once when it is stopped: both are restored, and it runs again, or does \
+         not",
+        |stage| Box::pin(restored_of_lost(stage)),
+    ),
+    Scenario::new(
+        "snapshot-not-restored",
+        "a guest is resized and not confirmed, or is stopped and rescued, or somebody locked its volume: its restore is refused with nothing changed, and done when that is over",
+        |stage| Box::pin(not_restored(stage)),
     ),
 ];
 
@@ -183,6 +194,71 @@ async fn behind_failure(stage: Stage) {
     stage.kill(1);
     stage.start(1);
     stage.until_gone(guests[1]).await;
+}
+
+async fn restored_of_lost(stage: Stage) {
+    let (guest, copy) = guest_with_snapshot(&stage).await;
+    let volume = volumes_of(&stage.world, guest)[0];
+    let is_there = |is: &Sight| is.is(State::Active) && is.volume;
+    for runs in [true, false] {
+        if !runs {
+            stage.demand(stage.user(1).wish(guest, &Verb::Stop(0)).await.is_ok(), "it is stopped").await;
+        }
+        for disk in [guest, volume] {
+            stage.delete_disk(1, disk);
+            stage.until(disk, "an ERROR", |is| is.is(State::Error) && !is.volume).await;
+        }
+        let alone = stage.user(1).remakes(volume, &CopyOf::disk(Workload::Volume, copy)).await;
+        stage.demand(alone.is_ok() != runs, "the volume alone is made anew while nobody is up").await;
+        stage.demand(stage.user(1).restores(copy).await.is_ok(), "all is restored").await;
+        stage.until(volume, "there", is_there).await;
+        match runs {
+            true => stage.until_well(guest).await,
+            false => stage.until(guest, "stopped", |is| is.is(State::Stopped) && is.is_kept()).await,
+        }
+        unlocked(&stage, &[guest, copy]).await;
+    }
+    stage.stays(guest, 60, "stopped", |is| is.is(State::Stopped)).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Start).await.is_ok(), "it is started").await;
+    stage.until_well(guest).await;
+    stage.demand(has(&stage, guest, volume), "with its volume").await;
+}
+
+async fn not_restored(stage: Stage) {
+    let (guest, copy) = guest_with_snapshot(&stage).await;
+    let volume = volumes_of(&stage.world, guest)[0];
+    let is_refused = async |why: &str| {
+        let wished = || {
+            [guest, volume].map(|of| stage.sight(of).request.as_ref().map(|request| request.rebuild.clone()))
+        };
+        let before = wished();
+        let refused = stage.user(1).restores(copy).await.err();
+        stage.demand(refused.is_some_and(|told| told.contains(why)), "it is told why not").await;
+        stage.demand(wished() == before, "nothing is made anew").await;
+    };
+    let done = async |of, verb| {
+        stage.demand(stage.user(1).wish(of, &verb).await.is_ok(), "it is done").await;
+    };
+    done(volume, Verb::Lock("mine".into())).await;
+    is_refused("it is locked (mine)").await;
+    unlocked(&stage, &[guest, copy]).await;
+    stage.until_well(guest).await;
+    done(volume, Verb::Unlock).await;
+
+    done(guest, Verb::Stop(0)).await;
+    done(guest, resize(2, 1)).await;
+    is_refused("resized and not confirmed").await;
+    done(guest, Verb::Confirm).await;
+
+    // As when its guest powers itself off.
+    done(guest, Verb::Rescue(None)).await;
+    stage.end_guest(1, guest, End::ByGuest);
+    stage.until(guest, "stopped", |is| is.is(State::Stopped)).await;
+    is_refused("it is rescued").await;
+    done(guest, Verb::Unrescue).await;
+    unlocked(&stage, &[guest, copy, volume]).await;
+    stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
+    unlocked(&stage, &[guest, copy, volume]).await;
 }
 
 async fn of_rescued(stage: Stage) {

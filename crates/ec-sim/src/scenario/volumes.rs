@@ -4,11 +4,17 @@ use std::time::Duration;
 
 use ec_hypervisor::Operation;
 use ec_model::{CopyOf, Instance, InstanceId, State, Workload, decode};
-use ec_plan::verbs::Verb;
+use ec_plan::{sizes::missed, verbs::Verb};
 use reqwest::Method;
 
 use super::{Scenario, Stage, stage::Sight};
-use crate::{acts, fashion::resize, referee::observed, snag::Fate, volumes::Order};
+use crate::{
+    acts,
+    fashion::resize,
+    referee::{claimed, observed},
+    snag::Fate,
+    volumes::Order,
+};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -205,7 +211,125 @@ pub(super) const ALL: &[Scenario] = &[
         "the disk of a volume is deleted from which a guest boots: both are an ERROR that is kept, till they are destroyed",
         |stage| Box::pin(booted_and_gone(stage)),
     ),
+    Scenario::new(
+        "volume-of-what-is-locked",
+        "a guest is locked, and then its volume, at last while somebody takes it away: it is neither extended nor made anew nor taken away, till it is unlocked",
+        |stage| Box::pin(of_locked(stage)),
+    ),
+    Scenario::new(
+        "volume-that-could-not-grow",
+        "a hypervisor refuses to make a volume larger: a controller gives back what was claimed for that, or who asks for what it has; asked for again it is claimed and grows",
+        |stage| Box::pin(could_not_grow(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
+        "volume-gone-and-with-another-node",
+        "on shared storage an older etcd has a volume where it was before, and there it is to be made anew: it is not, while another node has its disk, and is once \
+         that is healed",
+        |stage| Box::pin(gone_and_elsewhere(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
 ];
+
+async fn of_locked(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    given(&stage, volume, guest).await;
+    let lock = || Verb::Lock("mine".into());
+    let done = async |of, verb| {
+        stage.demand(stage.user(1).wish(of, &verb).await.is_ok(), "it is done").await;
+    };
+    let refused = async |told: Result<(), String>| {
+        stage.demand(told.is_err_and(|why| why.contains("it is locked (mine)")), "it is refused").await;
+    };
+    let copied = CopyOf::disk(Workload::Volume, copy);
+    done(guest, Verb::Stop(0)).await;
+    for locked in [guest, volume] {
+        done(locked, lock()).await;
+        refused(stage.user(1).extends(volume, 3).await).await;
+        refused(stage.user(1).remakes(volume, &copied).await).await;
+        refused(stage.user(1).detaches(volume).await).await;
+        done(locked, Verb::Unlock).await;
+    }
+    // Locked while that is on its way.
+    stage.snag("u1", "put requests/n1/i1", Fate::IsLate(Duration::from_secs(5)));
+    let (taker, other) = (stage.user(1), stage.user(2));
+    let (done_late, ()) = tokio::join!(taker.detaches(volume), async {
+        stage.pass(2).await;
+        other.asks(volume, &lock()).await;
+    });
+    refused(done_late).await;
+    stage.stays(volume, 60, "as it was", |is| there(is) && is.disk_bytes == 1 << 30).await;
+    done(volume, Verb::Unlock).await;
+    done(guest, Verb::Start).await;
+    stage.demand(has(&stage, guest, volume), "the guest has it").await;
+    taken(&stage, volume, guest).await;
+}
+
+async fn could_not_grow(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let fails = async || {
+        stage.snag("n1", "hypervisor GrowDisk", Fate::IsRefused(0));
+        stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+        let failed = |is: &Sight| {
+            let missed = is.request.as_ref().and_then(|request| missed(request, is.status.as_ref()));
+            there(is) && is.disk_bytes == 1 << 30 && missed.is_some()
+        };
+        stage.until(volume, "told not to be larger", failed).await;
+        stage.demand(claimed(&stage.world, volume, "DISK_GB") == 3, "it may be tried again").await;
+    };
+    fails().await;
+    for _ in 0..300 {
+        if claimed(&stage.world, volume, "DISK_GB") == 1 {
+            break;
+        }
+        stage.pass(1).await;
+    }
+    stage.demand(claimed(&stage.world, volume, "DISK_GB") == 1, "what it has is claimed").await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    stage.demand(stage.sight(copy).disk_bytes == 1 << 30, "a copy is as large as it is").await;
+    fails().await;
+    stage.demand(stage.user(1).extends(volume, 1).await.is_ok(), "it has that").await;
+    stage.demand(claimed(&stage.world, volume, "DISK_GB") == 1, "no more is claimed").await;
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
+    stage.pass(300).await;
+    stage.demand(claimed(&stage.world, volume, "DISK_GB") == 3, "all that it has is claimed").await;
+}
+
+async fn gone_and_elsewhere(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    let here = 3 - other_than_of(&stage, volume);
+    let is_at = |number: usize| observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
+    let (other, user) = (stage.node(3 - here).node, stage.user(1));
+    let before = stage.back_up();
+    // Its node keeps a record of it.
+    stage.snag(["n1", "n2"][here - 1], "hypervisor HandOver", Fate::KillsAfterwards);
+    stage.demand(user.moves(volume, other).await.is_ok() && is_at(3 - here), "it goes there").await;
+    stage.kill(3 - here);
+    stage.restore(&before);
+    stage.start(here);
+    stage.until(volume, "in ERROR", |is| is.is(State::Error)).await;
+    // Nobody tells yet who has it.
+    let copied = CopyOf::disk(Workload::Volume, copy);
+    stage.demand(user.remakes(volume, &copied).await.is_ok(), "it is wished").await;
+    let is_told = |is: &Sight| {
+        let rebuilt = is.status.as_ref().and_then(|status| status.rebuilt.as_ref());
+        rebuilt.is_some_and(|rebuilt| rebuilt.failed.is_some())
+    };
+    stage.until(volume, "told not to be made anew", is_told).await;
+    stage.start(3 - here);
+    stage.pass(60).await;
+    let refused = user.remakes(volume, &copied).await.err();
+    stage.demand(refused.is_some_and(|why| why.contains("has its disk")), "it is refused").await;
+    stage.demand(is_at(3 - here) && !is_at(here), "its disk is there once").await;
+    stage.demand(user.heals().await == Ok(1), "it comes to where it is asked for").await;
+    stage.until(volume, "there", there).await;
+    stage.demand(is_at(here), "where that is").await;
+}
 
 /// A guest that boots from it, and runs.
 async fn boots(stage: &Stage, name: &'static str, volume: InstanceId) -> InstanceId {
