@@ -397,9 +397,9 @@ async fn metadata(settings: &Settings) -> Found {
         Ok(Some(Holder::Server)) if identity::is_busy(&settings.state_dir) => Ok(format!(
             "{at} is taken, as it seems by this node's agent, which runs, or by a server that answers for it"
         )),
-        Ok(Some(Holder::Server)) => {
-            Ok(format!("{at} is taken by another server, which answers for this node's guests, too"))
-        }
+        Ok(Some(Holder::Server)) => Ok(format!(
+            "{at} is taken by another server, which answers for this node's guests, too, if it is one of ours"
+        )),
         Ok(Some(Holder::Stranger)) => match has_bridge(settings).await {
             false => Ok(format!("none, since {} has no bridge", settings.network)),
             true => Err((
@@ -409,7 +409,10 @@ async fn metadata(settings: &Settings) -> Found {
                 ),
             )),
         },
-        Err(error) => Err((FAILED, format!("guests cannot be answered at {at}: {error}; run as root"))),
+        Err(error) => match has_bridge(settings).await {
+            false => Ok(format!("none, since {} has no bridge", settings.network)),
+            true => Err((FAILED, format!("guests cannot be answered at {at}: {error}; run as root"))),
+        },
     }
 }
 

@@ -141,6 +141,8 @@ struct Entry {
     query: ResourceQuery,
     guest: Guest,
     place: run::Place,
+    /// Why what its image is called says nothing any more.
+    gone: Option<String>,
 }
 
 /// Applies a file.
@@ -161,7 +163,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         };
         let has = there.iter().map(|standing| &standing.record).find(is_it);
         let entry = entry(session, &stack, &source, &place, (&name, has), says, &mut queries).await?;
-        wished.push(wish(&name, says, &entry));
+        wished.push(wish(session, &name, says, &entry));
         entries.push(entry);
     }
     let of_file = volumes::wished(session, &stack, &source, &wished, &stored).await?;
@@ -177,6 +179,16 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
+    for (wish, entry) in wished.iter().zip(&entries) {
+        let is_it = |record: &&Instance| {
+            record.name.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(&wish.name))
+        };
+        let has = there.iter().map(|standing| &standing.record).find(is_it);
+        steps.extend(
+            has.zip(entry.gone.clone())
+                .map(|(has, why)| Difference::Keep(has.instance, wish.name.clone(), why)),
+        );
+    }
     steps.extend(of_volumes.differences(prune));
     steps = of_volumes.in_order(steps);
     if apply.prune {
@@ -392,16 +404,19 @@ async fn entry(
     };
     let (image, size) = (says.image.as_deref(), query.total());
     let mut guest = spec::read(session, Some(name), &spec::IN_FILE, &given, image, &size).await;
-    if let (Err(Mistake { part: Part::Image, .. }), Some(has)) =
+    let mut gone = None;
+    if let (Err(Mistake { part: Part::Image, failure }), Some(has)) =
         (&guest, has.and_then(|it| made_of(it, says)))
+        && failure.code == FAILED
     {
+        gone = Some(format!("{}: it stays what it was made of", failure.message));
         given.boots = true;
         guest = spec::read(session, Some(name), &spec::IN_FILE, &given, None, &size).await;
         guest = guest.map(|guest| Guest { image: has.clone(), ..guest });
     }
     let guest = guest.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
     let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
-    Ok(Entry { query, guest, place })
+    Ok(Entry { query, guest, place, gone })
 }
 
 /// What an instance was made of, where that is what the file says by its words.
@@ -457,7 +472,8 @@ fn part_at<'a>(entry: &Place<'a>, part: Part) -> Place<'a> {
     }
 }
 
-fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) -> Wished {
+fn wish(session: &Session, name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) -> Wished {
+    let usual = &session.settings.defaults;
     Wished {
         name: name.to_owned(),
         query: query.text().to_owned(),
@@ -468,8 +484,12 @@ fn wish(name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) ->
         labels: guest.labels.clone(),
         metadata: guest.metadata.clone(),
         restart: guest.restart,
-        keys: Begun { with: guest.keys.clone(), said: !says.keys.is_empty() },
-        user_data: Begun { with: guest.user_data.clone(), said: says.user_data.is_some() },
+        // Where there are no defaults, nothing is what the file says.
+        keys: Begun { with: guest.keys.clone(), said: !says.keys.is_empty() || usual.keys.is_empty() },
+        user_data: Begun {
+            with: guest.user_data.clone(),
+            said: says.user_data.is_some() || usual.user_data.is_none(),
+        },
         require_token: says.require_token,
     }
 }
@@ -697,7 +717,7 @@ impl<'a> Making<'a> {
     /// Asks for an instance, where its volumes lie, or where there is room for those that are to be made, too.
     async fn run(&mut self, number: usize) -> Result<Scheduled, Failure> {
         let (session, cloud) = (self.session, &self.session.cloud);
-        let Entry { query, guest, place } = &self.entries[number];
+        let Entry { query, guest, place, .. } = &self.entries[number];
         let mut place = place.on(self.of.node_for(number));
         let mut guest = guest.clone();
         if let Some(volume) = self.of.root_of(number) {

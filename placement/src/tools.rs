@@ -176,6 +176,14 @@ pub(super) async fn import(
         }
         (None, None) => return Err(Failure::usage("say a document, or --from URL")),
     };
+    // A document may be our own, of what an earlier release took: it is all there is of that.
+    match snapshot.check_names() {
+        Err(error) if source.from.is_some() => return Err(transfer_failure(error)),
+        Err(TransferError::Unknown(names)) => eprintln!(
+            "eplacement: warning: {names}: no user made these, and this release does not know them; no query can ask for them"
+        ),
+        _ => {}
+    }
     let (store, keys, config) = open(&options).await?;
     let operations = config.max_txn_ops.unwrap_or(Limits::default().operations);
     transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(transfer_failure)?;

@@ -89,7 +89,7 @@ pub use lookup::{
     standing,
 };
 pub use members::{Membership, ROOT};
-pub use moving::{move_volume, node_to_come_to, node_with, takes_volume};
+pub use moving::{move_volume, node_to_come_to, node_with, takes_volumes};
 pub use nodes::{NodeView, nodes};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};

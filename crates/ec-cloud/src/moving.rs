@@ -58,24 +58,22 @@ pub async fn node_to_come_to(
     let (record, order) = docs(&disk)?;
     let sides = Sides { record: &record.record, request: &order.record, status: disk.status.record() };
     volumes::givable(sides).map_err(refused)?;
-    taken_as(&machine, device)?.map_err(refused)?;
+    let (record, order) = docs(&machine)?;
+    let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
+    volumes::taken_as(sides, device).map_err(refused)?;
     Ok(Some(machine.node))
 }
 
-/// That a machine would take one more volume, as it stands.
+/// That a machine would be given a volume, as it stands; how many it has is not looked at.
 ///
 /// # Errors
 /// There is no such machine; [`CloudError::Refused`]: it would not.
-pub async fn takes_volume(cloud: &Cloud, machine: InstanceId) -> CloudResult<()> {
+pub async fn takes_volumes(cloud: &Cloud, machine: InstanceId) -> CloudResult<()> {
     let known = find_placed(cloud, machine).await?;
-    let refused = |why: String| CloudError::Refused(format!("instance {machine} takes no volume: {why}"));
-    taken_as(&known, None)?.map(drop).map_err(refused)
-}
-
-fn taken_as(machine: &Known, device: Option<&str>) -> CloudResult<Result<String, String>> {
-    let (record, order) = docs(machine)?;
-    let sides = Sides { record: &record.record, request: &order.record, status: machine.status.record() };
-    Ok(volumes::taken_as(sides, device))
+    let (record, order) = docs(&known)?;
+    let sides = Sides { record: &record.record, request: &order.record, status: known.status.record() };
+    let refused = |why: String| CloudError::Refused(format!("instance {machine} is given no volume: {why}"));
+    volumes::taking(sides).map_err(refused)
 }
 
 /// The node where an instance is to be placed that is to have these volumes: that of the first, or this one; none where it is all the

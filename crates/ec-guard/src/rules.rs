@@ -116,7 +116,7 @@ table inet ecompute {
   }
   chain forward {
     oifname @bridges udp sport 67 udp dport 68 counter drop
-    iifname @bridges ip daddr 169.254.169.254 counter drop
+    iifname @bridges ct original ip daddr 169.254.169.254 counter drop
   }
   chain guests_in {
     ct state established,related accept

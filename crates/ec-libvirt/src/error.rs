@@ -88,9 +88,12 @@ fn is_overdue(error: &Error) -> bool {
     has_code(error, ErrorNumber::OperationTimeout) || has_code(error, ErrorNumber::ResourceBusy)
 }
 
-/// Whether libvirt refused it for what it is, and would at any time.
+/// Whether libvirt refused a document for what it says, and would at any time.
 pub(crate) fn is_refusal(error: &Error) -> bool {
-    !is_connection_error(error) && !is_overdue(error)
+    use ErrorNumber::{ConfigUnsupported, InvalidArg, XmlDetail, XmlError, XmlInvalidSchema};
+    [XmlError, XmlDetail, XmlInvalidSchema, ConfigUnsupported, InvalidArg]
+        .into_iter()
+        .any(|code| has_code(error, code))
 }
 
 /// Turns "there is no such thing" into `None`.

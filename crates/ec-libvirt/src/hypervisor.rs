@@ -57,6 +57,9 @@ const COPYING: usize = 4;
 /// end; but no less than the first, and no more than the second.
 const COPY_LOOKS: [Duration; 2] = [Duration::from_millis(25), Duration::from_secs(1)];
 
+/// The same once it is over, while its guest may stand still for it.
+const COPY_OVER: Duration = Duration::from_secs(15);
+
 /// libvirt on this host. Cheap to share behind an `Arc`; connects with the first call.
 pub struct LibvirtHypervisor {
     config: Arc<LibvirtConfig>,
@@ -198,10 +201,14 @@ impl LibvirtHypervisor {
         };
         let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
         let begun = Instant::now();
-        let pause = |took: Duration| (took / 16).clamp(COPY_LOOKS[0], COPY_LOOKS[1]);
+        let pause = |took: Duration, is_over: bool| match is_over {
+            // Each look waits for an agent that does not answer, and others wait for that.
+            true => COPY_OVER,
+            false => (took / 16).clamp(COPY_LOOKS[0], COPY_LOOKS[1]),
+        };
         loop {
             tokio::select! {
-                () = tokio::time::sleep(pause(begun.elapsed())) => {}
+                () = tokio::time::sleep(pause(begun.elapsed(), place.is_none())) => {}
                 _ = given_up.wait_for(|given_up| *given_up) => return Err(not_wanted),
             }
             let (pool, copy, copying) = (Arc::clone(&self.pool), copy.clone(), copying.clone());

@@ -20,9 +20,13 @@ use crate::error::has_code;
 /// How long libvirtd waits for the answer of a guest agent, in seconds; by default it waits for ever.
 const AGENT_TIMEOUT: c_int = 5;
 
+/// Who is about to be asked for more has to be quicker.
+const PING_TIMEOUT: c_int = 2;
+
 /// And for its file systems to come to rest: a guest that writes much, or whose databases have hooks for that, takes its time. The call
-/// has room for this, a ping before and a thaw after ([`crate::CALL_TIMEOUT`]).
-const FREEZE_TIMEOUT: c_int = 20;
+/// has room for this, a ping before and a thaw after ([`crate::CALL_TIMEOUT`]), also where libvirt has to agree with the agent on where
+/// its answers begin, for which it waits five seconds more.
+const FREEZE_TIMEOUT: c_int = 15;
 
 /// What a job does, in its statistics: `VIR_DOMAIN_JOB_OPERATION`.
 const JOB_OPERATION: &CStr = c"operation";
@@ -124,7 +128,7 @@ pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Err
 
 /// Asks the guest's agent something that it answers at once.
 pub(crate) fn ping(domain: &Domain) -> Result<(), Error> {
-    answer_within(domain, AGENT_TIMEOUT);
+    answer_within(domain, PING_TIMEOUT);
     // Its own ping would mark the domain as one that was sent arbitrary commands.
     domain.time(0).map(drop)
 }

@@ -42,7 +42,9 @@ pub(crate) async fn take(address: Ipv4Addr, port: u16) -> io::Result<Result<TcpL
             Err(error) if error.kind() == io::ErrorKind::AddrInUse => {}
             taken => return taken.map(Ok),
         }
-        if is_listened_at(address, port) {
+        // On a host with many connections that takes its time.
+        let is_server = tokio::task::spawn_blocking(move || is_listened_at(address, port)).await;
+        if is_server.unwrap_or(true) {
             return Ok(Err(Holder::Server));
         }
         if !std::mem::take(&mut is_first) {

@@ -121,7 +121,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// All of these names.
-    fn check_names(&self) -> Result<(), TransferError> {
+    pub fn check_names(&self) -> Result<(), TransferError> {
         let providers = || self.providers.values().map(|one| &one.provider);
         let traits = providers().flat_map(|provider| &provider.traits);
         let offered = providers().flat_map(|provider| provider.inventories.iter().map(|(class, _)| class));
@@ -334,8 +334,7 @@ fn missing(
 /// stopped when it is done again, with the same document or another.
 ///
 /// # Errors
-/// There is something already, or somebody writes there meanwhile; it uses names that are not known here; etcd is
-/// not there; what was read back differs.
+/// There is something already, or somebody writes there meanwhile; etcd is not there; what was read back differs.
 pub async fn import(
     store: &dyn Store,
     keys: &Keys,
@@ -344,7 +343,6 @@ pub async fn import(
     now: Seconds,
 ) -> Result<(), TransferError> {
     snapshot.check_version()?;
-    snapshot.check_names()?;
     let prefix = keys.prefix();
     let listing = store.list(keys.prefix().as_str()).await?;
     let before = Loaded::of(&listing.pairs, keys);

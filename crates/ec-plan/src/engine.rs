@@ -38,9 +38,8 @@ use std::{
 };
 
 use agenda::{Agenda, What};
-use ec_model::{CopyOf, InstanceId, RequestId};
-use jiff::Timestamp;
-use known::{Busy, Known};
+use ec_model::{CopyOf, InstanceId, RequestId, Workload};
+use known::{Busy, Copying, Known};
 
 pub use event::{Begun, Command, Event, Now, Tell, Whose};
 pub use job::{Change, Job, Outcome, Report, Work};
@@ -342,8 +341,12 @@ impl Engine {
             return;
         }
         self.agenda.clear(What::Wake(instance));
-        let plan = machine::plan(&self.facts(instance), &self.setup.limits);
+        let facts = self.facts(instance);
+        let plan = machine::plan(&facts, &self.setup.limits);
         let Some(known) = self.known.get_mut(&instance) else { return };
+        let is_news = facts.kind == Workload::Volume
+            && facts.copied_by.is_some()
+            && known.status.known().is_some_and(|told| status::is_news(told, facts.generation, &plan.why));
         if known.why != plan.why {
             known.why = plan.why.clone();
             self.tell(false, Some(instance), plan.why.clone(), None);
@@ -355,6 +358,10 @@ impl Engine {
             Next::Wait(Until::Address) => self.search_again = true,
             // The look that is due soon plans again.
             Next::Wait(Until::Sight) => {}
+            // Its state says nothing of that.
+            Next::Wait(Until::After(_)) if is_news => {
+                self.begin(instance, Work::Delayed(plan.why.to_string()), plan.why);
+            }
             Next::Wait(Until::After(pause)) => {
                 self.agenda.set(What::Wake(instance), self.now.since_start + pause);
             }
@@ -390,21 +397,25 @@ impl Engine {
     }
 
     /// What is to be a copy of a disk, and is made before that is otherwise. Of two that are to be copies of each other the one that
-    /// was wished first is made first.
+    /// was wished first is made first: what has no disk yet, and what goes, waits for nobody.
     fn copied_by(&self, disk: InstanceId, facts: &Facts) -> Option<InstanceId> {
-        let since = facts.rebuild.wished.filter(|_| facts.is_to_be_rebuilt());
-        let is_earlier = |other: (Timestamp, InstanceId)| since.is_none_or(|since| other < (since, disk));
+        let is_to_be_copy = facts.wanted == Wanted::Active && facts.is_to_be_rebuilt();
+        let since = facts.rebuild.wished.filter(|_| is_to_be_copy);
         let root_of = |machine: &InstanceId| self.known.get(machine).and_then(Known::root);
         let is_of_it = |of: &CopyOf| {
             of.disk == disk
                 || of.beside.contains(&disk)
                 || (of.held.is_none() && root_of(&of.disk) == Some(disk))
         };
-        let copies = |(other, known): (&InstanceId, &Known)| {
-            let (of, at) = known.copies(self.now)?;
-            (*other != disk && is_of_it(&of) && is_earlier((at, *other))).then_some(*other)
+        let is_first = |(other, known): &(&InstanceId, &Known)| {
+            let is_copy = **other != disk && known.copy().is_some_and(|of| is_of_it(&of));
+            is_copy
+                && known.copies(self.now).is_some_and(|copying| match (copying, since) {
+                    (Copying::Anew(at), Some(since)) => (at, **other) < (since, disk),
+                    _ => true,
+                })
         };
-        self.known.iter().find_map(copies)
+        self.known.iter().find(is_first).map(|(other, _)| *other)
     }
 
     /// Plans for what boots from a volume, where that may be otherwise than it was.

@@ -324,6 +324,13 @@ pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
     (under_way && old.reason.as_ref() != Some(&reason)).then_some((old.state, reason))
 }
 
+/// Whether [`waiting`] has something to tell of a request of this generation of which the status tells nothing yet.
+pub(crate) fn is_news(old: &Status, generation: u64, why: &str) -> bool {
+    let doing = format!("{why}{AGAIN}");
+    let is_newer = generation > old.observed_generation;
+    is_newer && delayed(old, why).is_none() && old.doing.as_ref() != Some(&doing)
+}
+
 /// What a newer wish, a start that was begun, or volumes that are being changed wait for while the state tells nothing of that; nothing
 /// where that is told already. All else stays as it is told.
 fn held_up(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Option<Status> {

@@ -79,13 +79,21 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
     Ok(Attach::Do(Attachment { volume: wanted, device: taken_as(machine, device)? }))
 }
 
+/// Why a machine is given no volume, whatever it has, as it stands.
+///
+/// # Errors
+/// That.
+pub fn taking(machine: Sides<'_>) -> Result<(), String> {
+    changeable(machine, "the instance")?;
+    settled(machine)
+}
+
 /// As which device a machine takes one more volume.
 ///
 /// # Errors
 /// Why it takes none, or not as that one.
 pub fn taken_as(machine: Sides<'_>, device: Option<&str>) -> Result<String, String> {
-    changeable(machine, "the instance")?;
-    settled(machine)?;
+    taking(machine)?;
     if machine.record.volumes.len() >= Attachment::MOST {
         return Err(format!("the instance has {} volumes, and may have no more", Attachment::MOST));
     }

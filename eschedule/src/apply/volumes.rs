@@ -5,7 +5,7 @@ use std::cell::OnceCell;
 use ec_cloud::{
     Ask, CloudError, Doomed, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes,
     Wished, WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, is_made,
-    move_volume, node_of_copy, node_to_come_to, room_of, takes_volume, until_active, until_free,
+    move_volume, node_of_copy, node_to_come_to, room_of, takes_volumes, until_active, until_free,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::Failure;
@@ -173,7 +173,7 @@ impl Making<'_> {
                 let given_to = self.given_to(*volume);
                 // Who is to have it would not: then it is not taken from who has it.
                 if let Some(to) = given_to {
-                    takes_volume(cloud, to).await.map_err(|error| session.failed(error))?;
+                    takes_volumes(cloud, to).await.map_err(|error| session.failed(error))?;
                 }
                 let detached = match detach(cloud, *volume, Some(*from)).await {
                     // The same file was applied twice at once.

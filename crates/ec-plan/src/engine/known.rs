@@ -17,6 +17,15 @@ use crate::{
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
 const SEARCH_STEP: Duration = Duration::from_secs(1);
 
+/// A disk that is to be a copy, and is not made yet.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Copying {
+    /// The first of what has none.
+    New,
+    /// In the place of another, as was wished then.
+    Anew(Timestamp),
+}
+
 /// A request as it was read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Requested {
@@ -257,19 +266,30 @@ impl Known {
         self.observed.volume && !matches!(self.record, RecordFacts::Kept { started: false, .. })
     }
 
-    /// What it is to be a copy of, and since when, while that is not made; nothing where that was given up.
-    pub(super) fn copies(&self, now: Now) -> Option<(CopyOf, Timestamp)> {
+    /// What its disk is a copy of, or is to be.
+    pub(super) fn copy(&self) -> Option<CopyOf> {
         let request = self.readable().filter(|_| self.wanted() == Wanted::Active)?;
-        let copy = request.spec.as_ref()?.image.copied()?;
+        request.spec.as_ref()?.image.copied()
+    }
+
+    /// That the disk of one that is a copy ([`Self::copy`]) has yet to be made; nothing where it is, or was given up, or nobody
+    /// can tell.
+    pub(super) fn copies(&self, now: Now) -> Option<Copying> {
         let facts = self.facts(now);
-        if facts.handover.is_some() {
+        if matches!(facts.handover, Some(Handover::To(_))) || facts.status == StatusFacts::Unreadable {
             return None;
         }
         if ran(&facts) {
-            return facts.rebuild.wished.filter(|_| facts.is_to_be_rebuilt()).map(|wished| (copy, wished));
+            // One that runs and is not counted has to be first, for which what is to go may have to.
+            let waits =
+                facts.observed.domain == Some(RunState::Running) && facts.allocation == Allocation::Absent;
+            let wished = facts.rebuild.wished.filter(|_| facts.is_to_be_rebuilt() && !waits);
+            return wished.map(Copying::Anew);
         }
+        // A copy has its name once it is whole, and one that another node had was made there.
+        let is_made = facts.observed.volume || facts.handover.is_some();
         let is_given_up = facts.buried || self.status.known().is_some_and(|told| told.state == State::Error);
-        (!is_given_up).then_some((copy, request.created_at))
+        (!is_made && !is_given_up).then_some(Copying::New)
     }
 
     /// What the request says of power, and whether the status tells that it is so.

@@ -7,6 +7,7 @@ use ec_model::{Desired, Instance, Power, Request, State, Status};
 use crate::{
     machine::is_of_what_ran,
     sizes::{self, Resizing},
+    status::is_lost,
 };
 
 /// How an instance stands for who asks something of it: by what it is told to be, and by what it is on the way to.
@@ -132,8 +133,12 @@ impl Situation {
         let is_refused = status.state == State::Error
             && wish.power == Power::Running
             && status.observed_generation >= wish.generation;
+        // What lost its disk ends no more: it did.
+        let has_ended =
+            wish.power == Power::Stopped && is_lost(status) && status.observed_generation >= wish.generation;
         let is_wished = status.power_generation < wish.generation
             && !is_refused
+            && !has_ended
             && (status.power_generation != 0 || is_built && wish.power != Power::Running);
         if is_wished || has_just_ended {
             return match wish.power {

@@ -141,6 +141,18 @@ async fn before_delete(stage: Stage) {
     stage.pass(5).await;
     stage.demand(stage.user(2).moves(volume, other).await.is_ok(), "it goes to the other node").await;
     stage.demand(stage.sight(copy).is(State::Active), "the copy was made before").await;
+    // What came from another node is made anew as any.
+    let copy = copied(&stage, volume).await;
+    stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
+    for node in [1, 2] {
+        stage.node(node).hypervisor.set_latency(Operation::CreateSuccessor, LONG);
+    }
+    let of = CopyOf::disk(Workload::Volume, copy);
+    stage.demand(stage.user(2).remakes(volume, &of).await.is_ok(), "it is to be made anew").await;
+    stage.pass(5).await;
+    stage.demand(stage.user(2).deletes(copy).await.is_ok(), "what it is to be a copy of is deleted").await;
+    stage.until(volume, "made anew", |is| is.is(State::Active) && replaced() == 2).await;
+    stage.until_gone(copy).await;
     let copy = copied(&stage, volume).await;
     stage.pass(5).await;
     stage.demand(stage.user(2).deletes(volume).await.is_ok(), "it is deleted").await;
@@ -200,16 +212,23 @@ async fn restored_of_lost(stage: Stage) {
     let (guest, copy) = guest_with_snapshot(&stage).await;
     let volume = volumes_of(&stage.world, guest)[0];
     let is_there = |is: &Sight| is.is(State::Active) && is.volume;
-    for runs in [true, false] {
+    for (runs, is_undefined) in [(true, true), (true, false), (false, false)] {
         if !runs {
             stage.demand(stage.user(1).wish(guest, &Verb::Stop(0)).await.is_ok(), "it is stopped").await;
         }
+        if is_undefined {
+            stage.kill(1);
+            stage.end_guest(1, guest, End::Unknown);
+            stage.undefine(1, guest);
+        }
         for disk in [guest, volume] {
             stage.delete_disk(1, disk);
+            stage.start(1);
             stage.until(disk, "an ERROR", |is| is.is(State::Error) && !is.volume).await;
         }
         let alone = stage.user(1).remakes(volume, &CopyOf::disk(Workload::Volume, copy)).await;
-        stage.demand(alone.is_ok() != runs, "the volume alone is made anew while nobody is up").await;
+        let is_up = runs && !is_undefined;
+        stage.demand(alone.is_ok() != is_up, "the volume alone is made anew while nobody is up").await;
         stage.demand(stage.user(1).restores(copy).await.is_ok(), "all is restored").await;
         stage.until(volume, "there", is_there).await;
         match runs {

@@ -238,9 +238,11 @@ impl Endpoints {
                 // Asked of the same one again: there is nothing wrong with it.
                 Failure::Outdated(_) if Instant::now() + pause < deadline => {
                     sleep(pause).await;
+                    // Some tokens tell as of when they are; to log in anew costs etcd more than what is asked.
+                    if pause > OUTDATED_PAUSE {
+                        self.forget_token(lane, index).await;
+                    }
                     pause = (pause * 2).min(OUTDATED_PAUSE_MAX);
-                    // Some tokens tell as of when they are.
-                    self.forget_token(lane, index).await;
                     continue;
                 }
                 Failure::Broken(_) if repeat == Repeat::Unsafe => {
