@@ -38,7 +38,7 @@ use std::{
 };
 
 use agenda::{Agenda, What};
-use ec_model::{CopyOf, InstanceId, RequestId, Workload};
+use ec_model::{CopyOf, InstanceId, RequestId};
 use known::{Busy, Copying, Known};
 
 pub use event::{Begun, Command, Event, Now, Tell, Whose};
@@ -58,6 +58,8 @@ use crate::{
 pub const LOOK_PERIOD: Duration = Duration::from_secs(30);
 /// What could not be looked at is looked at again after so long.
 pub const LOOK_SOON: Duration = Duration::from_secs(1);
+/// What waits until its disk is copied looks again after so long.
+pub const COPY_PERIOD: Duration = Duration::from_secs(1);
 /// An audit that failed is tried again after so long.
 pub const AUDIT_RETRY: Duration = Duration::from_secs(2);
 /// An image that could not be had for so long is given up at the next failure. Each try has some patience of its
@@ -344,9 +346,6 @@ impl Engine {
         let facts = self.facts(instance);
         let plan = machine::plan(&facts, &self.setup.limits);
         let Some(known) = self.known.get_mut(&instance) else { return };
-        let is_news = facts.kind == Workload::Volume
-            && facts.copied_by.is_some()
-            && known.status.known().is_some_and(|told| status::is_news(told, facts.generation, &plan.why));
         if known.why != plan.why {
             known.why = plan.why.clone();
             self.tell(false, Some(instance), plan.why.clone(), None);
@@ -358,10 +357,7 @@ impl Engine {
             Next::Wait(Until::Address) => self.search_again = true,
             // The look that is due soon plans again.
             Next::Wait(Until::Sight) => {}
-            // Its state says nothing of that.
-            Next::Wait(Until::After(_)) if is_news => {
-                self.begin(instance, Work::Delayed(plan.why.to_string()), plan.why);
-            }
+            Next::Wait(Until::Copied) => self.wait_for_copy(instance, facts.generation, plan.why),
             Next::Wait(Until::After(pause)) => {
                 self.agenda.set(What::Wake(instance), self.now.since_start + pause);
             }
@@ -370,6 +366,17 @@ impl Engine {
         }
         if self.known.get(&instance).is_some_and(Known::is_empty) {
             self.forget(instance);
+        }
+    }
+
+    /// Looks again after a while whether its disk is copied; what no state says of that is told first.
+    fn wait_for_copy(&mut self, instance: InstanceId, generation: u64, why: Cow<'static, str>) {
+        let told = self.known.get(&instance).and_then(|known| known.status.known());
+        match told {
+            Some(told) if status::is_news(told, generation, &why) => {
+                self.begin(instance, Work::Delayed(why.to_string()), why);
+            }
+            _ => self.agenda.set(What::Wake(instance), self.now.since_start + COPY_PERIOD),
         }
     }
 

@@ -181,6 +181,8 @@ pub enum Until {
     Address,
     /// A look at what the hypervisor has.
     Sight,
+    /// That the copy is made which was wished before its disk is to be otherwise.
+    Copied,
     /// So long.
     After(Duration),
 }
@@ -201,9 +203,6 @@ pub const RESUME_PERIOD: Duration = Duration::from_secs(10);
 
 /// How it ends what is told of one that waits until its disk is copied.
 const BEFORE: &str = ", and is made before that is otherwise";
-
-/// Such a one looks again after so long.
-const COPY_PERIOD: Duration = Duration::from_secs(1);
 
 /// What is waited for of a guest that was started.
 pub(crate) const LOOKS_FOR_ADDRESS: &str = "the guest runs; looking for its address";
@@ -342,7 +341,7 @@ impl Plan {
         let why = format!("{copy} is to be a copy of its disk{BEFORE}");
         match state.map(|state| Self::tell(facts, state, &why)) {
             Some(tell @ Self { next: Next::Run(_), .. }) => tell,
-            _ => Self { next: Next::Wait(Until::After(COPY_PERIOD)), why: why.into() },
+            _ => Self { next: Next::Wait(Until::Copied), why: why.into() },
         }
     }
 

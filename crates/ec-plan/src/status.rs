@@ -382,6 +382,20 @@ mod tests {
     }
 
     #[test]
+    fn what_is_waited_for_is_news_of_a_newer_request_until_it_is_told() {
+        let old = |state, observed_generation, doing: Option<&str>| Status {
+            observed_generation,
+            doing: doing.map(str::to_owned),
+            ..announced(&subject(None), None, state, None, at(1))
+        };
+        assert!(is_news(&old(State::Active, 2, None), 3, "why"));
+        assert!(is_news(&old(State::Active, 2, Some("else")), 3, "why"));
+        assert!(!is_news(&old(State::Active, 3, None), 3, "why"), "all was told");
+        assert!(!is_news(&old(State::Active, 2, Some("why; trying again")), 3, "why"));
+        assert!(!is_news(&old(State::Rebuilding, 2, None), 3, "why"), "its state has a reason for that");
+    }
+
+    #[test]
     fn only_of_a_volume_that_is_there_a_start_is_noted_when_its_state_is_told() {
         for kind in [Workload::Machine, Workload::Volume] {
             let mut subject = subject(Some("web"));

@@ -1,6 +1,7 @@
 //! The engine, one event at a time.
 
 mod boots;
+mod copies;
 mod looks;
 mod sights;
 mod sizes;

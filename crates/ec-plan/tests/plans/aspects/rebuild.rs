@@ -180,7 +180,7 @@ fn a_disk_that_is_to_be_copied_stays_as_it_is_until_it_is() {
         let why = format!("{copy} is to be a copy of its disk, and is made before that is otherwise");
         status(state, Some(&why), true, true)
     };
-    let wait = || Waits(Until::After(Duration::from_secs(1)));
+    let wait = || Waits(Until::Copied);
     let open = || rebuilds(Some(1), None, None, State::Active, RUNS);
     let destroyed = || Facts { wanted: Wanted::Destroyed, ..well() };
     let volume = |facts| Facts { kind: Workload::Volume, ..facts };
