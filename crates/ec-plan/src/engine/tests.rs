@@ -60,6 +60,28 @@ pub(super) fn requested(desired: Desired) -> Requested {
     Requested { record: Ok(Arc::new(request)), revision: 1 }
 }
 
+/// The record of an instance that is here, which a guest may have written or not.
+fn kept(started: bool) -> crate::RecordFacts {
+    crate::RecordFacts::Kept {
+        started,
+        rebuilt: None,
+        metadata: 0,
+        intent: KEPT,
+        root: None,
+        rescued: None,
+        size: crate::SizeFacts::default(),
+        rescue_begun: false,
+    }
+}
+
+/// The request with this changed.
+fn asks(change: impl FnOnce(&mut Request)) -> Requested {
+    let Requested { record, revision } = requested(Desired::Active);
+    let mut request = (*record.unwrap()).clone();
+    change(&mut request);
+    Requested { record: Ok(Arc::new(request)), revision }
+}
+
 fn says(state: State, reason: Option<&str>) -> StatusEntry {
     let subject = status::Subject {
         instance: one(),

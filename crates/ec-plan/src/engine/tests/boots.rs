@@ -7,26 +7,6 @@ use crate::RecordFacts;
 
 const VOLUME: InstanceId = InstanceId::new(uuid::Uuid::from_u128(7));
 
-fn kept(started: bool) -> RecordFacts {
-    RecordFacts::Kept {
-        started,
-        rebuilt: None,
-        metadata: 0,
-        intent: KEPT,
-        root: None,
-        rescued: None,
-        size: crate::SizeFacts::default(),
-        rescue_begun: false,
-    }
-}
-
-fn asks(change: impl FnOnce(&mut Request)) -> Requested {
-    let Requested { record, revision } = requested(Desired::Active);
-    let mut request = (*record.unwrap()).clone();
-    change(&mut request);
-    Requested { record: Ok(Arc::new(request)), revision }
-}
-
 /// One that looked, and knows that a machine is to boot from a volume that is being made.
 fn waiting() -> Told {
     let machine = asks(|request| request.volumes = vec![Attachment::root(VOLUME)]);

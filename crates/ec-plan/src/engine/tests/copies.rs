@@ -3,31 +3,10 @@
 use ec_model::{Attachment, CopyOf, Handover, ImageRef, Rebuild, Spec, Workload};
 
 use super::*;
-use crate::RecordFacts;
 
 const COPY: InstanceId = InstanceId::new(uuid::Uuid::from_u128(7));
 const OTHER: InstanceId = InstanceId::new(uuid::Uuid::from_u128(8));
 const NODE: NodeId = NodeId::new(uuid::Uuid::from_u128(9));
-
-fn kept(started: bool) -> RecordFacts {
-    RecordFacts::Kept {
-        started,
-        rebuilt: None,
-        metadata: 0,
-        intent: KEPT,
-        root: None,
-        rescued: None,
-        size: crate::SizeFacts::default(),
-        rescue_begun: false,
-    }
-}
-
-fn asks(change: impl FnOnce(&mut Request)) -> Requested {
-    let Requested { record, revision } = requested(Desired::Active);
-    let mut request = (*record.unwrap()).clone();
-    change(&mut request);
-    Requested { record: Ok(Arc::new(request)), revision }
-}
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(second).unwrap()
