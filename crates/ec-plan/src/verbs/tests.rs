@@ -681,3 +681,20 @@ fn what_boots_from_a_volume_has_no_disk_that_is_made_anew_or_larger() {
     assert_eq!(asked(&Verb::Resize(larger.clone())), Verdict::Do(Wish::Resize(larger)));
     assert!(matches!(asked(&Verb::Stop(0)), Verdict::Do(_)));
 }
+
+#[test]
+fn what_lost_its_disk_and_was_to_stop_has_ended_once_its_agent_knows_of_that() {
+    let reason = Some(format!("its disk is gone{}", crate::status::WITHOUT_DISK));
+    let lost = |observed_generation| Status {
+        observed_generation,
+        reason: reason.clone(),
+        ..status(State::Error, 2, true)
+    };
+    let of = |power, told| Situation::of(&instance(None), &request(wish(power, 5, false)), Some(&told));
+    for heard in [5, 6] {
+        assert_eq!(of(Power::Stopped, lost(heard)), Situation::Error);
+    }
+    assert_eq!(of(Power::Stopped, lost(4)), Situation::Stopping);
+    assert_eq!(of(Power::Paused, lost(5)), Situation::Paused);
+    assert_eq!(of(Power::Stopped, Status { reason: None, ..lost(5) }), Situation::Stopping);
+}
