@@ -141,8 +141,8 @@ struct Entry {
     query: ResourceQuery,
     guest: Guest,
     place: run::Place,
-    /// Why what its image is called says nothing any more.
-    gone: Option<String>,
+    /// That what its image is called says nothing any more.
+    gone: Option<Difference>,
 }
 
 /// Applies a file.
@@ -179,16 +179,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
-    for (wish, entry) in wished.iter().zip(&entries) {
-        let is_it = |record: &&Instance| {
-            record.name.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(&wish.name))
-        };
-        let has = there.iter().map(|standing| &standing.record).find(is_it);
-        steps.extend(
-            has.zip(entry.gone.clone())
-                .map(|(has, why)| Difference::Keep(has.instance, wish.name.clone(), why)),
-        );
-    }
+    steps.extend(entries.iter().filter_map(|entry| entry.gone.clone()));
     steps.extend(of_volumes.differences(prune));
     steps = of_volumes.in_order(steps);
     if apply.prune {
@@ -405,14 +396,15 @@ async fn entry(
     let (image, size) = (says.image.as_deref(), query.total());
     let mut guest = spec::read(session, Some(name), &spec::IN_FILE, &given, image, &size).await;
     let mut gone = None;
-    if let (Err(Mistake { part: Part::Image, failure }), Some(has)) =
-        (&guest, has.and_then(|it| made_of(it, says)))
+    if let (Err(Mistake { part: Part::Image, failure }), Some(has)) = (&guest, has)
+        && let Some(was) = made_of(has, says)
         && failure.code == FAILED
     {
-        gone = Some(format!("{}: it stays what it was made of", failure.message));
+        let why = format!("{}: it stays what it was made of", failure.message);
+        gone = Some(Difference::Keep(has.instance, name.to_owned(), why));
         given.boots = true;
         guest = spec::read(session, Some(name), &spec::IN_FILE, &given, None, &size).await;
-        guest = guest.map(|guest| Guest { image: has.clone(), ..guest });
+        guest = guest.map(|guest| Guest { image: was.clone(), ..guest });
     }
     let guest = guest.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
     let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
