@@ -5,7 +5,7 @@
 
 use ec_model::{
     AccessWish, Assigned, Desired, Doc, Edition, Extent, Held, Instance, NodeId, Request, Rescue, Resize,
-    ResourceQuery, Resources, Size, Spec, State, Status,
+    ResourceQuery, Resources, Size, Spec, State, Status, Workload,
 };
 
 /// What is to be written.
@@ -235,7 +235,13 @@ fn keep_rescue(held: &Held, wanted: &Instance, order: &mut Request, notes: &mut 
 }
 
 /// It stays as large as it is.
+///
+/// A volume is still to grow: its node may have made it larger and not noted that yet, all of it is claimed, and growing it to
+/// a size that it has does nothing.
 fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &mut Notes) {
+    if order.kind == Workload::Volume {
+        return;
+    }
     let noted = held.resized.as_ref().map(|resized| resized.wished_at);
     if order.resize.map(|wish| wish.wished_at) == noted {
         return;

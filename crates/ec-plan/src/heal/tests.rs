@@ -253,6 +253,19 @@ fn it_stays_as_large_as_it_is() {
 }
 
 #[test]
+fn a_volume_is_still_to_grow() {
+    let spec = Spec { resources: amounts(2), ..record().spec };
+    let before = Extent { query: "q1".to_owned(), resources: amounts(1) };
+    let kind = Workload::Volume;
+    let record = Instance { kind, spec: spec.clone(), before: Some(before), ..record() };
+    let resize = Some(Resize { wished_at: at(5) });
+    let asked = Request { kind, resize, spec: Some(spec.clone()), ..request() };
+    let healed = heal(&Held { resources: amounts(1), ..held(&asked, Some(&record)) });
+    assert_eq!((healed.record.record.spec, healed.request.record.resize), (spec, resize));
+    assert_eq!((healed.record.record.before, healed.notes.len()), (record.before, 0));
+}
+
+#[test]
 fn a_wish_that_its_node_never_heard_of_is_left_out_of_the_record_too() {
     let extent = |vcpus| Extent { query: format!("q{vcpus}"), resources: amounts(vcpus) };
     let wished = |vcpus, before: Option<u64>, image: ImageRef| {

@@ -1,7 +1,8 @@
 //! Rules for what is brought back: whatever was under way when it was lost, its guest goes on as it is.
 
 use ec_model::{
-    Desired, Edition, Handover, Held, Instance, InstanceId, NodeId, Request, Size, State, Status, decode,
+    Desired, Edition, Handover, Held, Instance, InstanceId, NodeId, Request, Size, State, Status, Workload,
+    decode,
 };
 use ec_store::{KeyValue, Txn};
 
@@ -130,7 +131,9 @@ fn undone(
             "to boot from another disk than it does",
         ),
         (
-            request.resize.map(|wish| wish.wished_at) == resized,
+            // Only a volume is still to have what its node heard of, which only grows.
+            request.resize.map(|wish| wish.wished_at) == resized
+                || kept.is_some_and(|kept| kept.kind == Workload::Volume && kept.resize == request.resize),
             "with a wish for another size that is to be given",
         ),
         (

@@ -171,6 +171,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(healed(stage)),
     ),
     Scenario::new(
+        "volume-grown-and-healed",
+        "an agent is killed when it made a volume larger and did not note that yet, and somebody deletes its keys: a heal brings it \
+         back as large as it was to be, and all of it stays claimed",
+        |stage| Box::pin(grown_and_healed(stage)),
+    ),
+    Scenario::new(
         "volume-given-away-before-a-heal",
         "an older etcd knows a volume and not the guest that has it; it is given to another, which does not get it, and the first is \
          not brought back till that is taken back",
@@ -960,6 +966,26 @@ async fn healed(stage: Stage) {
     stage.demand(has(&stage, guest, volume) && set() == before, "the guest has it, and always had").await;
     stage.demand(stage.user(1).deletes(volume).await.is_err(), "everybody knows that it has it").await;
     taken(&stage, volume, guest).await;
+}
+
+async fn grown_and_healed(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    stage.snag("n1", "hypervisor GrowDisk", Fate::KillsAfterwards);
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    stage.until(volume, "larger", |is| is.disk_bytes == 3 << 30).await;
+    stage.kill(1);
+    stage.expects_trouble(volume);
+    stage.world.judge(|referee, _| referee.request_lost(volume));
+    let (keys, node) = (stage.world.keys.clone(), stage.node(1).node);
+    stage.delete(&keys.request(node, volume)).await;
+    stage.delete(&keys.instance(volume)).await;
+    stage.start(1);
+    stage.until(volume, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    stage.demand(stage.user(1).heals().await == Ok(1), "it is brought back").await;
+    stage.until(volume, "there", there).await;
+    stage.pass(300).await;
+    stage.demand(claimed(&stage.world, volume, "DISK_GB") == 3, "all that it has is claimed").await;
+    stage.demand(stage.sight(volume).disk_bytes == 3 << 30, "it is as large as was wished").await;
 }
 
 async fn given_away(stage: Stage) {
