@@ -153,7 +153,7 @@ pub(crate) fn start_as(
     document: &str,
 ) -> Result<(), CallError> {
     let domain = ours(connect, node, instance)?;
-    if domain.has_managed_save(0)? {
+    if is_saved(&domain)? {
         return start(connect, node, instance);
     }
     match connect.create_domain_xml(document, 0) {
@@ -324,7 +324,7 @@ pub(crate) fn redefine(
     if domain.is_active()? {
         return Err(CallError::Refused("the guest is up".into()));
     }
-    if domain.has_managed_save(0)? {
+    if is_saved(&domain)? {
         return Err(CallError::Refused("the guest's memory is saved, and goes on as large as it was".into()));
     }
     define_resized(&domain, spec, document, |document| {

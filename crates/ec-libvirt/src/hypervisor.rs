@@ -497,7 +497,7 @@ impl Hypervisor for LibvirtHypervisor {
                 if user.device.is_some() {
                     return Err(CallError::Refused(format!("the guest {guest} is up with it")));
                 }
-                if user.domain.has_managed_save(0)? {
+                if domain::is_saved(&user.domain)? {
                     let why =
                         format!("the memory of the guest {guest} is saved, and goes on with it as it is");
                     return Err(CallError::Refused(why));

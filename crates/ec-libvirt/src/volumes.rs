@@ -413,7 +413,7 @@ pub(crate) fn set(
     wanted: &[Attachment],
 ) -> Result<(), CallError> {
     let domain = ours(connect, node, instance)?;
-    if domain.has_managed_save(0)? {
+    if domain::is_saved(&domain)? {
         return Err(CallError::Refused(
             "the guest's memory is saved, and goes on with the volumes that it had: `eschedule resume` lets it"
                 .into(),

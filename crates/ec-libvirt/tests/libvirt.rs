@@ -586,8 +586,19 @@ async fn saved_memory_that_a_power_cut_left_in_halves_is_none_and_hides_no_guest
     }
     assert!(hypervisor.list().await.unwrap().contains_key(&instance), "and nobody else is hidden");
     hypervisor.drop_rescue(instance).await.unwrap();
+    // Nor does it keep its guest from having another size, other volumes or another disk.
+    let spec = DomainSpec { vcpus: 2, ..conformance::small_domain(instance) };
+    hypervisor.redefine(&spec).await.unwrap();
+    hypervisor.set_volumes(instance, &[]).await.unwrap();
+    hypervisor.create_rescue(instance, &base()).await.unwrap();
+    hypervisor.start_rescue(&spec).await.unwrap();
+    let seen = hypervisor.observe(instance).await.unwrap();
+    assert_eq!((seen.domain, seen.rescued), (Some(RunState::Running), true));
+    hypervisor.power_off(instance).await.unwrap();
+    hypervisor.drop_rescue(instance).await.unwrap();
     hypervisor.start(instance).await.unwrap();
-    assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Running));
+    let seen = hypervisor.observe(instance).await.unwrap();
+    assert_eq!((seen.domain, seen.rescued), (Some(RunState::Running), false));
     hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }
