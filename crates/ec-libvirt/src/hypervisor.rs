@@ -25,7 +25,7 @@ use crate::{
     config::LibvirtConfig,
     console,
     copy::{self, Copy, Progress, Turns},
-    disk::{DISK, Pool},
+    disk::Pool,
     domain::{self, Found, Whose},
     error::{CallError, absent},
     lane::{Lanes, Listener, Notice, locked},
@@ -653,9 +653,11 @@ impl Hypervisor for LibvirtHypervisor {
             let found = domain::find(connect, node, instance)?;
             let is_own = matches!(found, Found::Ours(_));
             let in_use = |found| match found {
-                Found::Ours(domain) => {
-                    Ok::<_, CallError>(domain.is_active()?.then(|| (domain, DISK.to_owned())))
+                Found::Ours(domain) if domain.is_active()? => {
+                    let device = volumes::device_of(&domain, &pool, instance)?;
+                    Ok::<_, CallError>(device.map(|device| (domain, device)))
                 }
+                Found::Ours(_) => Ok(None),
                 Found::Foreign => Err(domain::foreign(instance)),
                 Found::Nothing => match volumes::user_of(connect, &pool, instance)? {
                     // Its memory knows the disk as large as it is.

@@ -561,6 +561,23 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     test.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_grows_under_its_guest_whatever_somebody_calls_it() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    hypervisor.create_overlay(instance, &base(), None).await.unwrap();
+    hypervisor.define(&conformance::small_domain(instance)).await.unwrap();
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    let document = connect.lookup_domain_by_uuid(instance.uuid()).unwrap().xml_desc(0).unwrap();
+    connect.define_domain_xml(&document.replace("'vda'", "'vdc'")).unwrap();
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.grow_disk(instance, 1 << 31).await.unwrap();
+    assert_eq!(hypervisor.disk_bytes(instance).await.unwrap(), Some(1 << 31));
+    hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
 /// libvirt itself throws such memory away at the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn saved_memory_that_a_power_cut_left_in_halves_is_none_and_hides_no_guest() {
