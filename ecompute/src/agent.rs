@@ -15,7 +15,7 @@ use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
 use ec_runtime::{Host, service};
 use ec_store::{EtcdStore, Sealed, Store, StoreResult};
-use tokio::sync::watch;
+use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -27,7 +27,7 @@ use crate::{
     jobs::Jobs,
     parts::Parts,
     port::{self, Port, Recent, Streams},
-    presence::{self, Presence, machine},
+    presence::{self, Presence, Taken, machine},
     register::{RETRY, keep_registered},
     storage::{self, Asked},
 };
@@ -191,39 +191,32 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         storage: parts.settings.shared.as_ref().map(|shared| shared.storage.clone()),
         started_at: parts.host.now(),
     };
-    let (in_presence, stop_presence) = (Arc::clone(&parts), stop.clone());
-    let mut presence = tokio::spawn(async move {
-        let (store, state_dir) = (Arc::clone(&in_presence.store), &in_presence.settings.state_dir);
-        presence::keep(&in_presence.presence, store, record, state_dir, stop_presence).await
-    });
+    let mut around = Around::begin(&parts, record, host.bridge, &stop);
     // Nothing is told to anybody as this node before it is certain that no other agent is it.
-    tokio::select! {
+    let ended = tokio::select! {
         biased;
-        () = parts.presence.wait() => {}
-        () = shutdown.cancelled() => {
-            stop.cancel();
-            return presence.await.context("the node's key broke")?.map_err(Into::into);
-        }
-        ended = &mut presence => return ended.context("the node's key broke")?.map_err(Into::into),
+        () = parts.presence.wait() => None,
+        () = shutdown.cancelled() => Some(Ok(())),
+        error = around.broken() => Some(Err(error)),
+    };
+    if let Some(ended) = ended {
+        stop.cancel();
+        around.end().await?;
+        return ended;
     }
     let stop_registration = stop.child_token();
     let (in_registration, registration_stops) = (Arc::clone(&parts), stop_registration.clone());
     let mut registration =
         tokio::spawn(async move { keep_registered(&in_registration, registration_stops).await });
-    let config = host.bridge.clone().map(|bridge| metadata_config(&parts, bridge));
-    let mut metadata = tokio::spawn(serve_metadata(config, stop.clone()));
-    let mut protection = tokio::spawn(protect(Arc::clone(&parts), stop.clone()));
     let driver_stop = CancellationToken::new();
     let mut driver = tokio::spawn(driver::run(Arc::clone(&parts), driver_stop.clone()));
     // Whichever of these ends before it was asked to takes the agent along: nothing lives on deaf.
     let broken: Option<anyhow::Error> = tokio::select! {
         biased;
         () = shutdown.cancelled() => None,
-        ended = &mut presence => Some(early(ended, "the node's key")),
+        error = around.broken() => Some(error),
         ended = &mut registration => Some(early(ended, "the registration with placement")),
         ended = &mut driver => Some(early(ended, "the agent's loop")),
-        ended = &mut metadata => Some(early(ended, "the metadata service")),
-        _ = &mut protection => Some(anyhow::anyhow!("looking after the packet rules ended unexpectedly")),
     };
     // Nothing new may be claimed here while work comes to its end. Who is not the node any more locks nothing.
     if parts.presence.fence().is_some() {
@@ -239,23 +232,62 @@ pub async fn run_with(parts: Arc<Parts>, shutdown: CancellationToken) -> Result<
         driver.await.context("the agent's loop broke")??;
     }
     stop.cancel();
-    if !metadata.is_finished() {
-        metadata.await.context("the metadata service broke")??;
-    }
-    if !protection.is_finished() {
-        protection.await.context("looking after the packet rules broke")?;
-    }
     if !registration.is_finished() {
         registration.await.context("the registration broke")??;
     }
-    if !presence.is_finished() {
-        presence.await.context("the node's key broke")??;
-    }
+    around.end().await?;
     if let Some(error) = broken {
         return Err(error);
     }
     tracing::info!("ended; guests go on running");
     Ok(())
+}
+
+/// What lives as long as the agent, whether it is the node or cannot know that yet: guests have their metadata and are held to their
+/// rules also while etcd is away.
+struct Around {
+    presence: JoinHandle<Result<(), Taken>>,
+    metadata: JoinHandle<Result<(), MetadataError>>,
+    protection: JoinHandle<()>,
+}
+
+impl Around {
+    fn begin(parts: &Arc<Parts>, record: Alive, bridge: Option<String>, stop: &CancellationToken) -> Self {
+        let (in_presence, stop_presence) = (Arc::clone(parts), stop.clone());
+        let config = bridge.map(|bridge| metadata_config(parts, bridge));
+        Self {
+            presence: tokio::spawn(async move {
+                let (store, state_dir) = (Arc::clone(&in_presence.store), &in_presence.settings.state_dir);
+                presence::keep(&in_presence.presence, store, record, state_dir, stop_presence).await
+            }),
+            metadata: tokio::spawn(serve_metadata(config, stop.clone())),
+            protection: tokio::spawn(protect(Arc::clone(parts), stop.clone())),
+        }
+    }
+
+    /// Why one of them ended before it was asked to.
+    async fn broken(&mut self) -> anyhow::Error {
+        tokio::select! {
+            biased;
+            ended = &mut self.presence => early(ended, "the node's key"),
+            ended = &mut self.metadata => early(ended, "the metadata service"),
+            _ = &mut self.protection => anyhow::anyhow!("looking after the packet rules ended unexpectedly"),
+        }
+    }
+
+    /// Waits for their end, which they were asked for.
+    async fn end(self) -> Result<()> {
+        if !self.metadata.is_finished() {
+            self.metadata.await.context("the metadata service broke")??;
+        }
+        if !self.protection.is_finished() {
+            self.protection.await.context("looking after the packet rules broke")?;
+        }
+        if !self.presence.is_finished() {
+            self.presence.await.context("the node's key broke")??;
+        }
+        Ok(())
+    }
 }
 
 /// Why a task that is to live as long as the agent has ended.

@@ -374,14 +374,11 @@ fn read(path: &Path) -> Result<Option<String>, StorageError> {
 pub(crate) async fn join(parts: &Parts) -> PlacementResult<()> {
     let (placement, node) = (&parts.placement, parts.node);
     let shared = parts.settings.shared.as_ref().map(|shared| &shared.storage);
-    // A node that never had its disks anywhere else need not ask.
-    let used = parts.settings.state_dir.join(USED);
-    if used.exists() {
-        leave_others(placement, parts, shared).await?;
-        if shared.is_none() {
-            // From now on guests' disks lie with this node. Where that stays, the next start asks once more.
-            fs::remove_file(used).ok();
-        }
+    // An operator may have let it in by mistake: what others claim of a storage would be taken of its own disks.
+    leave_others(placement, parts, shared).await?;
+    if shared.is_none() {
+        // From now on guests' disks lie with this node.
+        fs::remove_file(parts.settings.state_dir.join(USED)).ok();
     }
     let Some(storage) = shared else { return Ok(()) };
     placement.join_shared(storage, node).await.map_err(|error| match error {

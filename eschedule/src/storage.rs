@@ -26,7 +26,7 @@ Examples:
 pub(crate) enum StorageCommand {
     /// List shared storage, how much of it is claimed, and whose guests' disks lie there
     List,
-    /// Let nodes use shared storage that may not say so themselves, before their agents are started anew
+    /// Let nodes use shared storage that may not say so themselves, once their compute.yaml names it
     Join {
         /// As its nodes call it in their compute.yaml
         #[arg(value_name = "STORAGE", value_parser = storage)]

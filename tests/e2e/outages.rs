@@ -82,9 +82,13 @@ async fn without_etcd_guests_go_on_and_ask_for_their_metadata() -> Result<()> {
     let ip = stack.until_state(instance, State::Active).await?.ip.context("no address")?;
     stack.ssh(&key, "root", ip, "true").await?;
     stack.etcd.kill();
-    let name =
-        stack.ssh(&key, "root", ip, "wget -q -O - http://169.254.169.254/latest/meta-data/hostname").await?;
-    assert_eq!(name, "lone");
+    let asked = "wget -q -O - http://169.254.169.254/latest/meta-data/hostname";
+    assert_eq!(stack.ssh(&key, "root", ip, asked).await?, "lone");
+    // Nor does it need one to begin.
+    stack.kill_agent()?;
+    stack.begin_agent("")?;
+    let answers = async || Ok(stack.ssh(&key, "root", ip, asked).await.is_ok_and(|name| name == "lone"));
+    stack.until("they have it of an agent that was started anew", answers).await?;
     let output = stack.eschedule(&["list"])?;
     assert_eq!(output.status.code(), Some(3), "{output:?}");
     stack.etcd.restart().await?;

@@ -42,6 +42,12 @@ async fn a_guest_gets_another_size_and_goes_back_and_keeps_what_it_wrote() -> Re
     assert!(refused.status.code() == Some(1) && said.contains("VCPU"), "{said}");
     let refused = guest.stack.eschedule(&["resize", "web", "resources=VCPU:1,MEMORY_MB:128"])?;
     assert!(String::from_utf8_lossy(&refused.stderr).contains("a disk never shrinks"), "{refused:?}");
+    let elsewhere = format!("{LARGE}&member_of={}", uuid::Uuid::new_v4());
+    let refused = guest.stack.eschedule(&["resize", "web", &elsewhere])?;
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("wants by `member_of="), "{refused:?}");
+    // Whose disks are its own is let into no storage that nodes share: what others claim there would be taken of them.
+    let refused = guest.stack.eschedule(&["storage", "join", "nfs", &guest.stack.node.to_string()])?;
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("on its own storage"), "{refused:?}");
     assert_eq!(claimed(&guest).await?, size(1, 128, 1), "nothing was changed");
 
     let told = guest.asks(&["resize", "--wait", "web", LARGE])?;

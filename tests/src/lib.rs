@@ -231,14 +231,23 @@ impl Stack {
 
     /// Starts the agent, stopping for ever at the named points.
     pub async fn start_agent(&mut self, failpoints: &str) -> Result<()> {
+        // The sign of life of one that was killed stays for a while.
+        let others = self.signs_of_life()?;
+        self.begin_agent(failpoints)?;
+        self.until("the agent is alive", async || {
+            Ok(self.signs_of_life()?.iter().any(|sign| !others.contains(sign)))
+        })
+        .await
+    }
+
+    /// The same, and does not wait until it is alive.
+    pub fn begin_agent(&mut self, failpoints: &str) -> Result<()> {
         // A log for each start: what is waited for must come from this one. The last ones tell of failures.
         let path = self.directory.path().join("ecompute.log");
         let before = self.log();
         let mut earlier = fs::OpenOptions::new().create(true).append(true).open(self.earlier_log())?;
         writeln!(earlier, "{before}-- killed, or ended")?;
         let log = fs::File::create(path)?;
-        // The sign of life of one that was killed stays for a while.
-        let others = self.signs_of_life()?;
         let agent = self
             .command("ecompute")
             .env("FAILPOINTS", failpoints)
@@ -248,10 +257,7 @@ impl Stack {
             .spawn()
             .context("failed to start ecompute")?;
         self.agent = Some(agent);
-        self.until("the agent is alive", async || {
-            Ok(self.signs_of_life()?.iter().any(|sign| !others.contains(sign)))
-        })
-        .await
+        Ok(())
     }
 
     /// Since when each living agent is alive.

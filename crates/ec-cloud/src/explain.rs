@@ -49,8 +49,8 @@ pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult
         let host = hosts.entry(summary.root_provider_uuid.unwrap_or(provider)).or_default();
         for (class, amount) in summary.resources {
             let sum = host.amounts.entry(class).or_default();
-            sum.capacity += amount.capacity;
-            sum.used += amount.used;
+            sum.capacity = sum.capacity.saturating_add(amount.capacity);
+            sum.used = sum.used.saturating_add(amount.used);
         }
         host.traits.extend(summary.traits);
     }

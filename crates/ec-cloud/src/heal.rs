@@ -254,12 +254,11 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     }
     for (instance, mut editions) in editions {
         editions.sort_unstable();
-        let newest = editions.pop().map_or(0, |(edition, _)| edition.epoch);
-        let doubtful = editions.last().is_some_and(|(edition, _)| edition.epoch == newest);
-        for lost in all.values_mut().filter(|lost| lost.instance == instance && lost.outcome == Outcome::Lost)
-        {
-            let is_older = editions.iter().any(|(_, node)| *node == lost.node);
-            if is_older || doubtful {
+        let Some((newest, at)) = editions.pop() else { continue };
+        let doubtful = editions.last().is_some_and(|(edition, _)| edition.epoch == newest.epoch);
+        let older = editions.into_iter().map(|(_, node)| node);
+        for node in older.chain(doubtful.then_some(at)) {
+            if let Some(lost) = all.get_mut(&(node, instance)) {
                 lost.outcome = Outcome::Left;
                 lost.notes = vec!["another node holds it, too, by a placement that is not older".to_owned()];
             }

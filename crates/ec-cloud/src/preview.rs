@@ -79,8 +79,8 @@ pub async fn preview(cloud: &Cloud, ask: &Ask<'_>) -> CloudResult<Result<Preview
             let of_node = found.summaries.iter().filter(|(provider, _)| is_its(**provider));
             let amounts = of_node.filter_map(|(_, summary)| summary.resources.get(&class));
             let share = amounts.fold(Share { wanted, ..Share::default() }, |share, amount| Share {
-                free: share.free + amount.capacity.saturating_sub(amount.used),
-                capacity: share.capacity + amount.capacity,
+                free: share.free.saturating_add(amount.capacity.saturating_sub(amount.used)),
+                capacity: share.capacity.saturating_add(amount.capacity),
                 ..share
             });
             resources.insert(class, share);

@@ -437,7 +437,8 @@ async fn request(
             Err(error) => return Requested::No(Some(error.into())),
         },
     };
-    let assigned = Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch + 1) };
+    let assigned =
+        Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch.saturating_add(1)) };
     let given = given(cloud, wanted.guest, instance, node, Txn::new()).await;
     let (volumes, txn) = match given {
         Ok(given) => given,

@@ -39,7 +39,14 @@ pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent, word: &
         };
         let wanted = greater(&total(&held.allocations), &extent.resources);
         let allocations = placed(&held.allocations, &wanted).map_err(refused)?;
-        if let Some(lack) = lacking(cloud, known.node, &held, &wanted, extent).await? {
+        let query =
+            ResourceQuery::parse(&extent.query).map_err(|error| CloudError::Invalid(error.to_string()))?;
+        if let Some(demand) = left_out(cloud, known.node, &held, &query).await? {
+            return Err(refused(format!(
+                "its node is none of those that the query wants by `{demand}`, and it is not moved"
+            )));
+        }
+        if let Some(lack) = lacking(cloud, known.node, &held, &wanted, &query).await? {
             let reasons = Reasons { nearest: vec![lack], living: 1, ..Reasons::default() };
             return Err(refused(format!(
                 "its node cannot give it that, and it is not moved: {}",
@@ -63,35 +70,58 @@ pub(crate) async fn claim(cloud: &Cloud, known: &Known, extent: &Extent, word: &
     Err(CloudError::Busy(format!("the allocation of {instance} keeps changing; try again")))
 }
 
-/// What its providers lack of what an instance is to have, or its node of what the query demands beside.
+/// What the query wants of where it is, by an aggregate or a tree, and its node is not: what a group of it wants may be so of any of its
+/// providers.
+async fn left_out(
+    cloud: &Cloud,
+    node: NodeId,
+    held: &ConsumerAllocations,
+    query: &ResourceQuery,
+) -> CloudResult<Option<String>> {
+    for (key, value) in query.pairs() {
+        let Some(demand) = ["member_of", "in_tree"].into_iter().find(|demand| key.starts_with(demand)) else {
+            continue;
+        };
+        let of_group = held.allocations.keys().filter(|_| key != demand);
+        let asked = std::iter::once(&node).chain(of_group);
+        let is_so = asked.map(|provider| cloud.placement.is_where(*provider, demand, value));
+        if !try_join_all(is_so).await?.contains(&true) {
+            return Ok(Some(format!("{key}={value}")));
+        }
+    }
+    Ok(None)
+}
+
+/// What its providers lack of what an instance is to have, or of what the query demands beside.
 async fn lacking(
     cloud: &Cloud,
     node: NodeId,
     held: &ConsumerAllocations,
     wanted: &Resources,
-    extent: &Extent,
+    query: &ResourceQuery,
 ) -> CloudResult<Option<Lack>> {
-    let query =
-        ResourceQuery::parse(&extent.query).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let rooms = held.allocations.keys().map(async |provider| {
         tokio::try_join!(cloud.placement.inventory(*provider), cloud.placement.usages(*provider))
     });
+    let providers: BTreeSet<NodeId> = held.allocations.keys().copied().chain([node]).collect();
+    let traits = providers.into_iter().map(|provider| cloud.placement.traits(provider));
     let (provider, traits, rooms) =
-        tokio::try_join!(cloud.placement.provider(node), cloud.placement.traits(node), try_join_all(rooms))?;
+        tokio::try_join!(cloud.placement.provider(node), try_join_all(traits), try_join_all(rooms))?;
+    let traits = traits.into_iter().flatten().collect();
     let name = provider.map_or_else(|| node.to_string(), |provider| provider.name);
     let mut host = Host { name, traits, ..Host::default() };
     let mut most: BTreeMap<String, u64> = BTreeMap::new();
     for (inventory, used) in rooms {
         for (class, of) in inventory {
             let sum = host.amounts.entry(class.clone()).or_default();
-            sum.capacity += capacity(&of);
-            sum.used += used.get(&class).copied().unwrap_or(0);
+            sum.capacity = sum.capacity.saturating_add(capacity(&of));
+            sum.used = sum.used.saturating_add(used.get(&class).copied().unwrap_or(0));
             most.insert(class, of.max_unit);
         }
     }
     let has = total(&held.allocations);
     let grows = more(&has, wanted);
-    let lack = lack_of(node, &host, &Demands { total: grows.clone(), ..Demands::of(&query) });
+    let lack = lack_of(node, &host, &Demands { total: grows.clone(), ..Demands::of(query) });
     if !lack.is_nothing() {
         return Ok(Some(lack));
     }

@@ -66,13 +66,23 @@ pub async fn sharing(cloud: &Cloud) -> CloudResult<BTreeMap<NodeId, NodeId>> {
 /// Lets a node use shared storage, which is made known to placement where it is not. Doing it again changes nothing.
 ///
 /// # Errors
-/// [`CloudError::NotFound`] where placement does not know the node; [`CloudError::Refused`] where that lives on other storage.
+/// [`CloudError::NotFound`] where placement does not know the node; [`CloudError::Refused`] where that is alive and has its disks
+/// elsewhere: what was claimed of the storage would be taken of there.
 pub async fn join_storage(cloud: &Cloud, storage: &SharedStorage, node: NodeId) -> CloudResult<()> {
-    if let Some((_, own)) = storage_of(cloud, node).await?.filter(|(_, own)| own != storage) {
-        return Err(CloudError::Refused(format!(
-            "node {node} has its disks on storage `{}`, as the `shared_storage` of its compute.yaml says",
-            own.name
-        )));
+    let sign = cloud.store.get(&cloud.keys.alive(node)).await?.0;
+    let alive = sign.and_then(|sign| decode::<Alive>(&sign.value).ok());
+    if let Some(alive) = alive.filter(|alive| alive.storage.as_ref() != Some(storage)) {
+        return Err(CloudError::Refused(match alive.storage {
+            Some(own) => format!(
+                "node {node} has its disks on storage `{}`, as the `shared_storage` of its compute.yaml says",
+                own.name
+            ),
+            None => format!(
+                "node {node} has its disks on its own storage: name `{}` as `shared_storage` in its compute.yaml, start its agent anew, \
+                 and say this again",
+                storage.name
+            ),
+        }));
     }
     match cloud.placement.join_shared(storage, node).await {
         Err(PlacementError::NotFound(_)) => Err(CloudError::NotFound(format!(

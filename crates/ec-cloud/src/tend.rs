@@ -81,15 +81,24 @@ pub async fn tend_nodes(
         marked: cloud.placement.marked_down().await?,
     };
     let mut tended = Tended::new();
-    for next in fleet.look(&seen, now) {
-        let changed = match next {
-            Move::MarkDown(node) => cloud.placement.mark_down(node, true).await,
-            Move::MarkUp(node) => cloud.placement.mark_down(node, false).await,
-        };
-        if !tended.note(changed.map(|changed| changed.then_some(next)).map_err(CloudError::from)) {
+    let mut left = futures::stream::iter(fleet.look(&seen, now))
+        .map(async |next| {
+            let changed = match next {
+                // Of many, that are cut off say, some may be back by now.
+                Move::MarkDown(node) if cloud.store.get(&cloud.keys.alive(node)).await?.0.is_some() => false,
+                Move::MarkDown(node) => cloud.placement.mark_down(node, true).await?,
+                Move::MarkUp(node) => cloud.placement.mark_down(node, false).await?,
+            };
+            Ok(changed.then_some(next))
+        })
+        .buffer_unordered(CONCURRENCY)
+        .boxed();
+    while let Some(moved) = left.next().await {
+        if !tended.note(moved) {
             break;
         }
     }
+    drop(left);
     Ok((seen, tended))
 }
 

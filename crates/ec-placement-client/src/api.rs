@@ -44,6 +44,9 @@ pub trait Placement: Send + Sync {
     /// What a provider has, beside amounts.
     async fn traits(&self, node: NodeId) -> PlacementResult<BTreeSet<String>>;
 
+    /// Whether a provider is one of those that `member_of` or `in_tree` (the `demand`) find with this value.
+    async fn is_where(&self, provider: NodeId, demand: &str, value: &str) -> PlacementResult<bool>;
+
     /// A provider, where there is such a one.
     async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>>;
 
@@ -112,6 +115,10 @@ impl Placement for PlacementClient {
 
     async fn traits(&self, node: NodeId) -> PlacementResult<BTreeSet<String>> {
         Self::traits(self, node).await
+    }
+
+    async fn is_where(&self, provider: NodeId, demand: &str, value: &str) -> PlacementResult<bool> {
+        Self::is_where(self, provider, demand, value).await
     }
 
     async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>> {

@@ -231,6 +231,13 @@ impl PlacementClient {
         Ok(body.resource_providers.into_iter().map(|provider| provider.uuid).collect())
     }
 
+    /// Whether a provider is one of those that `member_of` or `in_tree` (the `demand`) find with this value.
+    pub async fn is_where(&self, provider: NodeId, demand: &str, value: &str) -> PlacementResult<bool> {
+        let query = [("uuid", provider.to_string()), (demand, value.to_owned())];
+        let body: ProvidersBody = self.wire.get("resource_providers", &query).await?;
+        Ok(!body.resource_providers.is_empty())
+    }
+
     /// Everything that is allocated from one provider, by consumer.
     pub async fn provider_allocations(
         &self,

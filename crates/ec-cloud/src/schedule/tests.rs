@@ -220,6 +220,10 @@ impl Placement for Rooms {
         Ok(BTreeSet::new())
     }
 
+    async fn is_where(&self, _: NodeId, _: &str, _: &str) -> PlacementResult<bool> {
+        Ok(true)
+    }
+
     async fn provider(&self, _: NodeId) -> PlacementResult<Option<Provider>> {
         Ok(None)
     }
