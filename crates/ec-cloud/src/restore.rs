@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, Request, State, Workload};
 use ec_plan::{
-    status::{AND_STOPPED, STARTED_AGAIN, is_lost},
+    status::{AND_STOPPED, NOT_WHOLE, STARTED_AGAIN, is_lost},
     verbs::{Verb, Verdict, is_to_be_made_anew, locked, once_stopped},
 };
 use tokio_util::sync::CancellationToken;
@@ -64,6 +64,9 @@ pub async fn restore_snapshot(
             "snapshot {name} is {}, and cannot be restored",
             view.status
         )));
+    }
+    if view.reason.as_deref() == Some(NOT_WHOLE) {
+        return Err(CloudError::Refused(format!("snapshot {name} cannot be restored: {NOT_WHOLE}")));
     }
     let Some(instance) = view.copy_of else {
         return Err(CloudError::Refused(format!("nobody knows whose {name} is")));

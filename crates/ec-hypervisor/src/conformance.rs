@@ -76,7 +76,15 @@ async fn used(hypervisor: &dyn Hypervisor, instance: InstanceId) -> Option<Usage
 
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
-    let wanted = Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 };
+    let wanted = Observed {
+        domain,
+        volume,
+        successor: false,
+        transient: false,
+        rescued: false,
+        volumes: 0,
+        copies: 0,
+    };
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
     let listed = hypervisor.list().await.expect("list").remove(&instance);
     assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
@@ -322,6 +330,7 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
             transient: false,
             rescued,
             volumes: 0,
+            copies: 0,
         };
         assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
         let listed = hypervisor.list().await.expect("list").remove(&instance);
@@ -466,6 +475,10 @@ async fn volumes_outlive_the_guests_that_have_them(
         hypervisor.create_volume(third, &of_all, Some(least)).await.expect("copy several disks of a guest");
         assert_eq!(bytes(third).await, Some(first));
     }
+    let copies = CopyOf::fingerprint(&[second, data]);
+    let wanted = Observed { volume: true, copies, ..Observed::default() };
+    assert_eq!(hypervisor.observe(third).await.expect("observe"), wanted, "both lie beside it");
+    assert_eq!(hypervisor.list().await.expect("list").remove(&third), Some(wanted));
     let held =
         |held| VolumeSource::Copy(CopyOf { held: Some(held), ..CopyOf::disk(Workload::Volume, third) });
     hypervisor.create_volume(nothing, &held(data), None).await.expect("copy what is in a snapshot");

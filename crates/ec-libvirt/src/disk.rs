@@ -4,6 +4,7 @@ mod image;
 mod names;
 
 use std::{
+    collections::HashMap,
     fs::{File, metadata},
     io::{self, ErrorKind},
     os::unix::fs::MetadataExt,
@@ -40,6 +41,19 @@ pub(crate) struct Pool {
     /// The directory's inode when it was made ready: what lies in its place while its file system is not mounted has another. The
     /// root of a second file system may have the same; but the device's number does not outlive that the first is mounted again.
     inode: Arc<OnceLock<u64>>,
+}
+
+/// What lies in a pool.
+#[derive(Debug, Default)]
+pub(crate) struct Contents {
+    /// Whose disks.
+    pub(crate) volumes: Vec<InstanceId>,
+    /// For whom there is a disk that is to replace theirs, or a part of a copy.
+    pub(crate) successors: Vec<InstanceId>,
+    /// Of which disks a snapshot has copies beside its first.
+    pub(crate) copies: HashMap<InstanceId, Vec<InstanceId>>,
+    /// The volumes without a disk that another node has handed over.
+    pub(crate) handed_over: Vec<InstanceId>,
 }
 
 /// With less than this many bytes left a guest that goes on would soon be paused again.
@@ -144,13 +158,18 @@ impl Pool {
         self.has(&self.successor_path(instance))
     }
 
-    /// Every instance with a volume, every one with a disk that is to replace it, or a part of a copy for it, and every one without a
-    /// volume whose disk another node has handed over.
-    pub(crate) fn instances(&self) -> Result<[Vec<InstanceId>; 3], CallError> {
+    /// The disks of which a snapshot has copies beside its first.
+    pub(crate) fn copied(&self, snapshot: InstanceId) -> Result<Vec<InstanceId>, CallError> {
+        let files = self.files_of(snapshot)?;
+        Ok(files.iter().filter_map(|file| Some(copy(name_of(file))?.1)).collect())
+    }
+
+    /// What lies in it, by names alone.
+    pub(crate) fn contents(&self) -> Result<Contents, CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
         self.there()?;
         let entries = std::fs::read_dir(&self.path).map_err(|error| self.missing(&error))?;
-        let [mut volumes, mut successors, mut copies, mut handed_over] = [const { Vec::new() }; 4];
+        let Contents { mut volumes, mut successors, mut copies, mut handed_over } = Contents::default();
         for entry in entries {
             let entry = entry.map_err(failed)?;
             let name = entry.file_name();
@@ -159,13 +178,16 @@ impl Pool {
             volumes.extend(names::volume(name));
             handed_over.extend(moved(name));
             successors.extend(names::successor(name).or_else(|| Some(part(name)?.0)));
-            copies.extend(copy(name));
+            if let Some((snapshot, disk)) = copy(name) {
+                copies.entry(snapshot).or_default().push(disk);
+            }
         }
         // Of what was put in its place but for the first, and so is not whole.
-        copies.retain(|snapshot| !volumes.contains(snapshot));
-        successors.append(&mut copies);
+        successors.extend(
+            copies.extract_if(|snapshot, _| !volumes.contains(snapshot)).map(|(snapshot, _)| snapshot),
+        );
         handed_over.retain(|volume| !volumes.contains(volume));
-        Ok([volumes, successors, handed_over])
+        Ok(Contents { volumes, successors, copies, handed_over })
     }
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
@@ -692,10 +714,14 @@ mod tests {
         ] {
             std::fs::write(directory.path().join(name), "").unwrap();
         }
-        let [volumes, mut successors, handed_over] = pool.instances().unwrap();
+        let Contents { volumes, mut successors, copies, handed_over } = pool.contents().unwrap();
         successors.sort_unstable();
         successors.dedup();
         assert_eq!((volumes, handed_over), (vec![instance], vec![fifth]));
+        assert_eq!(
+            (copies, pool.copied(instance).unwrap()),
+            (HashMap::from([(instance, vec![other])]), vec![other])
+        );
         assert_eq!(successors, [other, third, fourth]);
         assert!(pool.has_successor(fourth).unwrap());
         assert!(pool.has_successor(other).unwrap() && !pool.has_successor(instance).unwrap());
@@ -727,13 +753,13 @@ mod tests {
         pool.make_ready(make).unwrap();
         std::fs::write(pool.volume_path(instance), "").unwrap();
         pool.make_ready(|| panic!("it was made twice")).unwrap();
-        assert_eq!(pool.instances().unwrap()[0], [instance]);
+        assert_eq!(pool.contents().unwrap().volumes, [instance]);
         // Not mounted: nothing is there, or what lies below.
         let mounted = directory.path().join("elsewhere");
         std::fs::rename(&place, &mounted).unwrap();
         for _ in 0..2 {
             let not_now = |error| matches!(error, CallError::NotNow(_));
-            assert!(not_now(pool.instances().unwrap_err()));
+            assert!(not_now(pool.contents().unwrap_err()));
             assert!(not_now(pool.has_volume(instance).unwrap_err()));
             assert!(not_now(pool.has_successor(instance).unwrap_err()));
             assert!(not_now(pool.has_whole_successor(instance).unwrap_err()));
@@ -743,7 +769,7 @@ mod tests {
         }
         std::fs::remove_dir(&place).unwrap();
         std::fs::rename(&mounted, &place).unwrap();
-        assert_eq!(pool.instances().unwrap()[0], [instance]);
+        assert_eq!(pool.contents().unwrap().volumes, [instance]);
         pool.remove(None, instance).unwrap();
         assert!(!pool.has_volume(instance).unwrap());
     }
@@ -761,7 +787,7 @@ mod tests {
         std::os::unix::fs::symlink(pool.volume_path(loops), pool.volume_path(loops)).unwrap();
         std::os::unix::fs::symlink(mounted.join("disk"), &link).unwrap();
         std::fs::write(pool.volume_path(other), "").unwrap();
-        let [mut volumes, ..] = pool.instances().unwrap();
+        let mut volumes = pool.contents().unwrap().volumes;
         volumes.sort_unstable();
         assert_eq!(volumes, [loops, away, other]);
         pool.has_volume(loops).expect_err("nobody knows");

@@ -12,7 +12,7 @@ use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
     HypervisorResult, Observed, Usage, VolumeSource,
 };
-use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
+use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, NodeId};
 use tokio::{
     net::UnixStream,
     sync::{Semaphore, broadcast, mpsc, watch},
@@ -25,7 +25,7 @@ use crate::{
     config::LibvirtConfig,
     console,
     copy::{self, Copy, Progress, Turns},
-    disk::Pool,
+    disk::{Contents, Pool},
     domain::{self, Found, Whose},
     error::{CallError, absent},
     lane::{Lanes, Listener, Notice, locked},
@@ -315,6 +315,7 @@ fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Resu
             transient: !domain.is_persistent()?,
             rescued: domain::is_rescued(domain, mark, state)?,
             volumes: volumes::fingerprint(domain, pool, instance)?,
+            copies: 0,
         }))
     };
     let seen = match look() {
@@ -364,7 +365,7 @@ impl Hypervisor for LibvirtHypervisor {
                     }
                 }
             }
-            let [mut volumes, successors, handed_over] = pool.instances()?;
+            let Contents { mut volumes, successors, copies, handed_over } = pool.contents()?;
             for volume in handed_over {
                 match moving::take_in(&pool, volume) {
                     Ok(is_there) => volumes.extend(is_there.then_some(volume)),
@@ -378,7 +379,9 @@ impl Hypervisor for LibvirtHypervisor {
             }
             let not_foreign = |instance: &InstanceId| !foreign.contains(instance);
             for instance in volumes.into_iter().filter(not_foreign) {
-                found.entry(instance).or_default().volume = true;
+                let of_it = found.entry(instance).or_default();
+                of_it.volume = true;
+                of_it.copies = copies.get(&instance).map_or(0, |disks| CopyOf::fingerprint(disks));
             }
             for instance in successors.into_iter().filter(not_foreign) {
                 found.entry(instance).or_default().successor = true;
@@ -393,12 +396,13 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             let volume = pool.has_volume(instance)? || moving::take_in(&pool, instance)?;
             let successor = pool.has_successor(instance)?;
-            let mut observed = Observed { volume, successor, ..Observed::default() };
+            let copies = if volume { CopyOf::fingerprint(&pool.copied(instance)?) } else { 0 };
+            let mut observed = Observed { volume, successor, copies, ..Observed::default() };
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {
                     if let Whose::Ours(mark) = domain::whose(&domain, node)? {
                         let seen = seen(&domain, &mark, &pool, instance)?;
-                        observed = Observed { volume, successor, ..seen };
+                        observed = Observed { volume, successor, copies, ..seen };
                     }
                 }
                 Found::Foreign => return Ok(Observed::default()),

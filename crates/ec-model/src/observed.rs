@@ -16,6 +16,8 @@ pub struct Observed {
     /// The volumes that its domain has, as [`crate::Attachment::fingerprint`] has them: those of the guest that is up and of
     /// the next start alike.
     pub volumes: u64,
+    /// The disks whose copies lie beside it, where it is a snapshot of several, as [`crate::CopyOf::fingerprint`] has them.
+    pub copies: u64,
 }
 
 impl Observed {

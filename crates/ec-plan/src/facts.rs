@@ -258,6 +258,8 @@ pub struct Facts {
     /// What the hypervisor has, as it was last seen. Of one that boots from a volume, [`Observed::volume`] is that this is
     /// there and made.
     pub observed: Observed,
+    /// The disks whose copies are to lie beside it, as [`Observed::copies`] has them.
+    pub copies: u64,
     /// It boots from a volume, and has no disk of its own.
     pub on_volume: bool,
     /// What is to be a copy of its disk, was wished before that was to change or go, and is not made yet.

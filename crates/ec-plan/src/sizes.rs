@@ -109,8 +109,11 @@ pub(crate) fn extend(
         std::cmp::Ordering::Less => {
             Verdict::Refuse(format!("it has {has} GB, and never shrinks: ask for more than that"))
         }
-        std::cmp::Ordering::Equal => Verdict::Already(format!("it has {has} GB already")),
-        std::cmp::Ordering::Greater => Verdict::Do(Wish::Resize(extent.clone())),
+        std::cmp::Ordering::Equal if missed(request, status).is_none() => {
+            Verdict::Already(format!("it has {has} GB already"))
+        }
+        // Of one that could not grow: to stay as it is takes that wish back.
+        std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Verdict::Do(Wish::Resize(extent.clone())),
     }
 }
 

@@ -287,6 +287,10 @@ pub const STARTED_AGAIN: &str = "; it is started again in ";
 /// How it ends what is told of one whose disk is gone. Nothing of that runs: of a guest that goes on without its disk something else is told.
 pub(crate) const WITHOUT_DISK: &str = "; the rest is kept until it is destroyed";
 
+/// What is told of a snapshot of several disks some of which are there no more.
+pub const NOT_WHOLE: &str =
+    "one of its disks is gone: of the others `eschedule volume restore` makes volumes anew";
+
 /// What is told besides of one that did not run when its disk was missed: it is left when that is there again.
 pub const AND_STOPPED: &str = ", and it was stopped";
 

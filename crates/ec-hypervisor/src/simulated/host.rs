@@ -67,6 +67,10 @@ impl Volume {
         }
         Ok(Self { base: base.path.clone(), capacity, beside: BTreeMap::new() })
     }
+
+    fn copies(&self) -> u64 {
+        CopyOf::fingerprint(&self.beside.keys().copied().collect::<Vec<_>>())
+    }
 }
 
 impl Machine {
@@ -89,6 +93,7 @@ impl Machine {
             transient: self.domain.as_ref().is_some_and(|domain| domain.transient),
             rescued: self.domain.as_ref().is_some_and(Domain::is_rescued),
             volumes: self.domain.as_ref().map_or(0, Domain::volumes),
+            copies: self.volume.as_ref().map_or(0, Volume::copies),
         }
     }
 }
@@ -636,6 +641,11 @@ impl Host {
             machine.volume = None;
         }
         self.forget_empty(instance);
+    }
+
+    pub(super) fn delete_copy(&mut self, snapshot: InstanceId, disk: InstanceId) {
+        let volume = self.machines.get_mut(&snapshot).and_then(|machine| machine.volume.as_mut());
+        volume.and_then(|volume| volume.beside.remove(&disk));
     }
 
     fn forget_empty(&mut self, instance: InstanceId) {

@@ -140,6 +140,11 @@ impl SimulatedHypervisor {
         self.inner().host.delete_volume(instance);
     }
 
+    /// Somebody deletes the copy of this disk that lies beside a snapshot of several; no event tells.
+    pub fn delete_copy(&self, snapshot: InstanceId, disk: InstanceId) {
+        self.inner().host.delete_copy(snapshot, disk);
+    }
+
     /// What the guest has written to its console; nothing happens where there is no such domain.
     pub fn set_console(&self, instance: InstanceId, text: &str) {
         self.inner().host.set_console(instance, text);

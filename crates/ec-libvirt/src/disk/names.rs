@@ -38,10 +38,10 @@ pub(super) fn part(name: &str) -> Option<(InstanceId, InstanceId)> {
     Some((owner.parse().ok()?, from.parse().ok()?))
 }
 
-/// The snapshot of whose copies one bears this name.
-pub(super) fn copy(name: &str) -> Option<InstanceId> {
+/// The snapshot of whose copies one bears this name, and the disk that it is of.
+pub(super) fn copy(name: &str) -> Option<(InstanceId, InstanceId)> {
     let (snapshot, disk) = name.strip_suffix(COPY_SUFFIX)?.split_once('.')?;
-    disk.parse::<InstanceId>().ok().and(snapshot.parse().ok())
+    Some((snapshot.parse().ok()?, disk.parse().ok()?))
 }
 
 /// The volume that was handed over by this name.

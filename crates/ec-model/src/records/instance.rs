@@ -1,6 +1,10 @@
 //! What users want, and where it is.
 
-use std::{collections::BTreeMap, fmt};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    hash::{DefaultHasher, Hash, Hasher},
+};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
@@ -146,6 +150,18 @@ impl CopyOf {
     /// Of one disk that is there.
     pub const fn disk(kind: Workload, disk: InstanceId) -> Self {
         Self { kind, disk, held: None, beside: Vec::new() }
+    }
+
+    /// Tells one set of copied disks from another within one process; 0 of none.
+    pub fn fingerprint(disks: &[InstanceId]) -> u64 {
+        if disks.is_empty() {
+            return 0;
+        }
+        let mut sorted: Vec<&InstanceId> = disks.iter().collect();
+        sorted.sort_unstable();
+        let mut hasher = DefaultHasher::new();
+        sorted.hash(&mut hasher);
+        hasher.finish()
     }
 
     fn parse(url: &str) -> Option<Self> {

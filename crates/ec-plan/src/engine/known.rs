@@ -225,6 +225,7 @@ impl Known {
                 }),
             },
             observed: self.observed,
+            copies: self.copy().map_or(0, |of| CopyOf::fingerprint(&of.beside)),
             on_volume: false,
             copied_by: None,
             unseen: self.is_unseen(),

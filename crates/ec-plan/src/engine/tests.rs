@@ -26,6 +26,7 @@ const HERE: Observed = Observed {
     transient: false,
     rescued: false,
     volumes: 0,
+    copies: 0,
 };
 
 pub(super) fn one() -> InstanceId {

@@ -29,7 +29,10 @@ use super::{
     rebuild::restore,
     state,
 };
-use crate::{Allocation, Facts, Limits, RecordFacts, status::WITHOUT_DISK};
+use crate::{
+    Allocation, Facts, KnownStatus, Limits, RecordFacts,
+    status::{NOT_WHOLE, WITHOUT_DISK},
+};
 
 /// Of one that nobody could write yet.
 const NEW: [Aspect; 4] = [new::failure, new::told, new::claim, make];
@@ -115,6 +118,8 @@ fn size(facts: &Facts, _: &Limits) -> Option<Plan> {
 }
 
 fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
-    let is_told = known(facts).is_some_and(|status| status.state == State::Active && status.reason.is_none());
-    (!is_told).then(|| Plan::run(vec![Announce(State::Active, None)], "it is there"))
+    let reason = (facts.observed.copies != facts.copies).then_some(NOT_WHOLE);
+    let is_so = |status: &KnownStatus| status.state == State::Active && status.reason.as_deref() == reason;
+    let is_told = known(facts).is_some_and(is_so);
+    (!is_told).then(|| Plan::run(vec![Announce(State::Active, reason.map(str::to_owned))], "it is there"))
 }

@@ -551,6 +551,16 @@ fn of_a_volume_only_its_name_its_labels_its_lock_and_more_room_are_asked() {
     assert_eq!(asked(&Verb::Resize(extent(9))), Verdict::Do(Wish::Resize(extent(9))));
     assert!(matches!(asked(&Verb::Resize(extent(4))), Verdict::Already(why) if why.contains("4 GB already")));
     assert!(matches!(asked(&Verb::Resize(extent(3))), Verdict::Refuse(why) if why.contains("never shrinks")));
+    // What could not grow is to stay as it is: nobody is told of that wish any more.
+    let failed = ec_model::Resized {
+        wished_at: jiff::Timestamp::UNIX_EPOCH,
+        failed: Some("no".to_owned()),
+        resources: extent(3).resources,
+    };
+    let wished = Request { resize: Some(ec_model::Resize { wished_at: failed.wished_at }), ..order.clone() };
+    let missed = Status { resized: Some(failed), ..told.clone() };
+    let judged = judge(&Verb::Resize(extent(3)), &volume, &wished, Some(&missed));
+    assert_eq!(judged, Verdict::Do(Wish::Resize(extent(3))));
     let mut more = extent(9);
     more.resources.insert("VCPU".into(), 1);
     assert!(matches!(asked(&Verb::Resize(more)), Verdict::Refuse(why) if why.contains("DISK_GB alone")));

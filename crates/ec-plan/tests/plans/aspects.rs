@@ -105,6 +105,7 @@ fn well() -> Facts {
         resize: ResizeFacts::default(),
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
+        copies: 0,
         on_volume: false,
         copied_by: None,
         status: status(State::Active, None, true, true),
@@ -115,6 +116,7 @@ fn well() -> Facts {
             transient: false,
             rescued: false,
             volumes: 0,
+            copies: 0,
         },
         unseen: false,
         record: KEPT,
@@ -133,7 +135,15 @@ fn well() -> Facts {
 
 fn seen(domain: Option<RunState>, volume: bool, transient: bool) -> Facts {
     Facts {
-        observed: Observed { domain, volume, successor: false, transient, rescued: false, volumes: 0 },
+        observed: Observed {
+            domain,
+            volume,
+            successor: false,
+            transient,
+            rescued: false,
+            volumes: 0,
+            copies: 0,
+        },
         ..well()
     }
 }
@@ -316,7 +326,15 @@ fn a_guest_that_runs_is_told_as_what_it_is_by_its_address() {
 fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
-        observed: Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 },
+        observed: Observed {
+            domain,
+            volume,
+            successor: false,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+            copies: 0,
+        },
         record: RecordFacts::Kept {
             started: false,
             rebuilt: None,
@@ -360,7 +378,15 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         wanted: Wanted::Nothing,
         status: StatusFacts::Absent,
         record,
-        observed: Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 },
+        observed: Observed {
+            domain,
+            volume,
+            successor: false,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+            copies: 0,
+        },
         ..well()
     };
     let transient = |record| Facts {
@@ -371,6 +397,7 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
             transient: true,
             rescued: false,
             volumes: 0,
+            copies: 0,
         },
         ..left(RUNS, true, record)
     };

@@ -34,6 +34,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             transient: false,
             rescued: false,
             volumes: 0,
+            copies: 0,
         },
         record: RecordFacts::Kept {
             started: true,
@@ -63,6 +64,7 @@ fn unrequested(allocation: Allocation, asked_for: Option<bool>) -> Facts {
         // None, and that is told.
         volumes: VolumesFacts { told: Some(0), ..VolumesFacts::default() },
         metadata: 0,
+        copies: 0,
         on_volume: false,
         copied_by: None,
         access: None,
@@ -248,7 +250,15 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         ..nothing()
     };
     let seen = |domain, volume| Facts {
-        observed: Observed { domain, volume, successor: false, transient: false, rescued: false, volumes: 0 },
+        observed: Observed {
+            domain,
+            volume,
+            successor: false,
+            transient: false,
+            rescued: false,
+            volumes: 0,
+            copies: 0,
+        },
         ..nothing()
     };
     let kept = |record| Facts { record, ..seen(None, true) };

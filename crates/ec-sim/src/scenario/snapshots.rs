@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use ec_hypervisor::{Hypervisor, HypervisorError, Operation};
 use ec_model::{CopyOf, End, ImageRef, Instance, InstanceId, Restart, State, Workload, decode};
-use ec_plan::verbs::Verb;
+use ec_plan::{status::NOT_WHOLE, verbs::Verb};
 
 use super::{
     Scenario, Stage,
@@ -75,7 +75,8 @@ pub(super) const ALL: &[Scenario] = &[
     ),
     Scenario::new(
         "snapshot-not-restored",
-        "a guest is resized and not confirmed, or is stopped and rescued, or somebody locked its volume: its restore is refused with nothing changed, and done when that is over",
+        "a guest is resized and not confirmed, or is stopped and rescued, or somebody locked its volume: its restore is refused with nothing changed, and done when that is over; and \
+         one of a snapshot that lost one of its disks",
         |stage| Box::pin(not_restored(stage)),
     ),
 ];
@@ -278,6 +279,16 @@ async fn not_restored(stage: Stage) {
     unlocked(&stage, &[guest, copy, volume]).await;
     stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
     unlocked(&stage, &[guest, copy, volume]).await;
+
+    stage.say("somebody deletes the copy of the volume that lies beside the snapshot");
+    stage.node(1).hypervisor.delete_copy(copy, volume);
+    stage.until(copy, "told not to be whole", |is| is.is(State::Active) && is.says(NOT_WHOLE)).await;
+    is_refused(NOT_WHOLE).await;
+    unlocked(&stage, &[guest, copy, volume]).await;
+    done(guest, Verb::Start).await;
+    stage.until_well(guest).await;
+    done(guest, Verb::Rebuild(Some(ImageRef::copy_of(&CopyOf::disk(Workload::Volume, copy))))).await;
+    stage.until_well(guest).await;
 }
 
 async fn of_rescued(stage: Stage) {

@@ -33,6 +33,7 @@ fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Opt
         transient: false,
         rescued: is_up && matches!(noted, Some((_, false))),
         volumes: 0,
+        copies: 0,
     };
     Facts {
         rescue: RescueFacts { wished: wished.map(at), told: was(told) },

@@ -5,7 +5,7 @@ use Effect::{
     PrepareVolume, Receive, RemoveDomain, ReplaceDisk, Reread, SetVolumes,
 };
 use ec_model::{Edition, Handover};
-use ec_plan::RebuildFacts;
+use ec_plan::{RebuildFacts, status::NOT_WHOLE};
 use jiff::Timestamp;
 
 use super::*;
@@ -117,6 +117,25 @@ fn there() -> Facts {
         SizeFacts { is: disk(4), ..SizeFacts::default() },
         ResizeFacts { wanted: disk(4), ..ResizeFacts::default() },
     )
+}
+
+#[test]
+fn of_a_snapshot_it_is_told_once_that_not_all_of_its_disks_are_there_and_once_that_they_are() {
+    let snapshot = |copies: u64, reason: Option<&str>| {
+        let is = there();
+        let observed = Observed { copies, ..is.observed };
+        Facts { copies: 7, observed, status: status(State::Active, reason, false, false), ..is }
+    };
+    let effects = |facts: &Facts| match plan(facts, &LIMITS).next {
+        Next::Run(effects) => effects,
+        Next::Settled => Vec::new(),
+        other => panic!("{other:?}"),
+    };
+    let told = |reason: Option<&str>| vec![Announce(State::Active, reason.map(str::to_owned))];
+    assert_eq!(effects(&snapshot(7, None)), []);
+    assert_eq!(effects(&snapshot(0, None)), told(Some(NOT_WHOLE)));
+    assert_eq!(effects(&snapshot(0, Some(NOT_WHOLE))), []);
+    assert_eq!(effects(&snapshot(7, Some(NOT_WHOLE))), told(None));
 }
 
 #[test]
