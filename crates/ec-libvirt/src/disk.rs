@@ -26,7 +26,7 @@ pub(crate) use names::{moved_name, volume_name};
 
 use crate::{
     error::{CallError, absent, has_code},
-    xml::{self, VolumeXml},
+    xml::{self, DiskFile, VolumeXml},
 };
 use image::{capacity_in, holds_data_alone};
 use names::{copy, copy_name, moved, name_of, part, part_name, rescue_name, successor_name};
@@ -122,6 +122,15 @@ impl Pool {
     pub(crate) fn owner(&self, file: &str) -> Option<InstanceId> {
         let name = Path::new(file).strip_prefix(&self.path).ok()?.to_str()?;
         names::volume(name)
+    }
+
+    /// What a domain has as disks by one of its documents.
+    pub(crate) fn disks_of(&self, document: &str) -> Result<Vec<DiskFile>, CallError> {
+        let place = |pool: &str, volume: &str| match pool == self.name {
+            true => self.path.join(volume).display().to_string(),
+            false => format!("{pool}/{volume}"),
+        };
+        xml::disk_files(document, place).map_err(CallError::Refused)
     }
 
     /// Whether the instance's volume is there. Asks the directory, not libvirt: it is what libvirt would

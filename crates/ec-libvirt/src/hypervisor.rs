@@ -658,8 +658,14 @@ impl Hypervisor for LibvirtHypervisor {
             let is_own = matches!(found, Found::Ours(_));
             let in_use = |found| match found {
                 Found::Ours(domain) if domain.is_active()? => {
-                    let device = volumes::device_of(&domain, &pool, instance)?;
-                    Ok::<_, CallError>(device.map(|device| (domain, device)))
+                    match volumes::device_of(&domain, &pool, instance)? {
+                        Some(device) => Ok(Some((domain, device))),
+                        // What lies there is not what it writes.
+                        None if pool.has_volume(instance)? => {
+                            Err(CallError::Refused("the guest is not up with its disk".to_owned()))
+                        }
+                        None => Ok(None),
+                    }
                 }
                 Found::Ours(_) => Ok(None),
                 Found::Foreign => Err(domain::foreign(instance)),
@@ -676,9 +682,9 @@ impl Hypervisor for LibvirtHypervisor {
                     None => Ok(None),
                 },
             };
+            volumes::refuse_astray(connect, &pool, instance)?;
             let running = in_use(found)?;
             let running = running.as_ref().map(|(domain, device)| (domain, device.as_str()));
-            volumes::refuse_astray(connect, &pool, instance)?;
             let grown = pool.grow(connect, instance, capacity_bytes, running);
             match (grown, running) {
                 // It ended, or the disk was taken from it: then it is grown otherwise.

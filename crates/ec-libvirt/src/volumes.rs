@@ -71,11 +71,11 @@ fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Has>, CallErr
 }
 
 fn has_of(document: &str, pool: &Pool) -> Result<Vec<Has>, CallError> {
-    let files = xml::disk_files(document).map_err(CallError::Refused)?;
-    let owned = files.into_iter().filter_map(|DiskFile { file, device, serial }| {
-        let volume = pool.owner(&file).or_else(|| serial?.parse().ok())?;
-        Some(Has { attachment: Attachment { volume, device }, file })
-    });
+    let owned =
+        pool.disks_of(document)?.into_iter().filter_map(|DiskFile { file, device, serial, .. }| {
+            let volume = pool.owner(&file).or_else(|| serial?.parse().ok())?;
+            Some(Has { attachment: Attachment { volume, device }, file })
+        });
     Ok(owned.collect())
 }
 
@@ -109,7 +109,14 @@ pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) ->
         Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.flatten(),
         astray => astray?,
     };
-    astray.map_or(Ok(()), |file| Err(moved_to(&file, pool, disk)))
+    match astray {
+        None => Ok(()),
+        Some(Astray::In(file)) => Err(moved_to(&file, pool, disk)),
+        Some(Astray::Nowhere) => Err(CallError::Refused(format!(
+            "its domain has neither {} nor another disk in the place of that: attach it again, or define the domain by hand",
+            pool.volume_path(disk).display()
+        ))),
+    }
 }
 
 fn moved_to(file: &str, pool: &Pool, disk: InstanceId) -> CallError {
@@ -120,17 +127,50 @@ fn moved_to(file: &str, pool: &Pool, disk: InstanceId) -> CallError {
     ))
 }
 
-/// The file that a domain boots from in the place of its own disk; neither a volume, which has a serial number, nor a rescue disk.
-fn own_astray(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<Option<String>, CallError> {
-    let [place, rescue] = [pool.volume_path(instance), pool.rescue_path(instance)];
+/// Where a domain has its own disk, which is not in its place.
+#[derive(Debug, PartialEq, Eq)]
+enum Astray {
+    In(String),
+    /// It has none, and the file in its place is none that its guest writes.
+    Nowhere,
+}
+
+/// What a domain has in the place of its own disk.
+fn own_astray(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<Option<Astray>, CallError> {
+    let mut documents = Vec::new();
     for which in Which::of(domain)? {
-        let files = xml::disk_files(&domain.xml_desc(which.flags().0)?).map_err(CallError::Refused)?;
+        documents.push(domain.xml_desc(which.flags().0)?);
+    }
+    astray_in(&documents, pool, instance)
+}
+
+/// The same, by the domain's documents. Whatever somebody made of it (a file elsewhere, a block device, on another bus), it is no volume,
+/// which has a serial number, and no rescue disk; and it comes before others that somebody gave the domain beside it.
+fn astray_in(documents: &[String], pool: &Pool, instance: InstanceId) -> Result<Option<Astray>, CallError> {
+    let [place, rescue] = [pool.volume_path(instance), pool.rescue_path(instance)];
+    for document in documents {
+        let of_others = has_of(document, pool)?.into_iter().map(|has| has.attachment);
+        // Up from its rescue disk it has that beside it.
+        if of_others.filter(|has| has.volume != instance).any(|has| has.is_root()) {
+            return Ok(None);
+        }
+    }
+    for document in documents {
+        let files = pool.disks_of(document)?;
         if files.iter().any(|has| Path::new(&has.file) == place) {
             continue;
         }
-        let is_first = |has: &DiskFile| has.device == disk::DISK && has.serial.is_none();
-        if let Some(other) = files.into_iter().find(|has| is_first(has) && Path::new(&has.file) != rescue) {
-            return Ok(Some(other.file));
+        let is_own = |has: &DiskFile| {
+            has.is_disk
+                && has.serial.is_none()
+                && Path::new(&has.file) != rescue
+                && pool.owner(&has.file).is_none()
+        };
+        if let Some(other) = files.into_iter().find(is_own) {
+            return Ok(Some(Astray::In(other.file)));
+        }
+        if pool.has_volume(instance)? {
+            return Ok(Some(Astray::Nowhere));
         }
     }
     Ok(None)
@@ -463,4 +503,68 @@ pub(crate) fn set(
         }
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn id(start: &str) -> InstanceId {
+        format!("{start}3c1f0a-2b4e-4c55-9a7e-0123456789ab").parse().unwrap()
+    }
+
+    /// A domain with these disks: source, device and serial number.
+    fn domain(disks: &[(&str, &str, Option<InstanceId>)]) -> String {
+        let disk = |(source, device, serial): &(&str, &str, Option<InstanceId>)| {
+            let serial = serial.map(|serial| format!("<serial>{serial}</serial>")).unwrap_or_default();
+            format!("<disk device='disk'><source {source}/><target dev='{device}'/>{serial}</disk>")
+        };
+        format!("<domain><devices>{}</devices></domain>", disks.iter().map(disk).collect::<String>())
+    }
+
+    #[test]
+    fn a_disk_that_lies_elsewhere_is_found_whatever_it_is_and_is_called() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool::new("p", directory.path());
+        let [instance, volume] = ["7d", "8d"].map(id);
+        std::fs::write(pool.volume_path(instance), "").unwrap();
+        let file = |path: &Path| format!("file='{}'", path.display());
+        let own = file(&pool.volume_path(instance));
+        let (rescue, beside) = (file(&pool.rescue_path(instance)), file(&pool.volume_path(volume)));
+        let in_pool = format!("pool='p' volume='{}'", disk::volume_name(instance));
+        let of = |documents: &[&[(&str, &str, Option<InstanceId>)]]| {
+            let documents: Vec<_> = documents.iter().map(|disks| domain(disks)).collect();
+            astray_in(&documents, &pool, instance).unwrap()
+        };
+        let moved = |to: &str| Some(Astray::In(to.to_owned()));
+        let (other, of_volume) = (("dev='/dev/b'", "sdb", None), (beside.as_str(), "vdb", Some(volume)));
+        for is_there in [
+            [(own.as_str(), "vda", None), of_volume, other],
+            [(&in_pool, "sda", None), of_volume, other],
+            [(&rescue, "vda", None), (&own, "vdb", None), other],
+        ] {
+            assert_eq!(of(&[&is_there]), None, "{is_there:?}");
+        }
+        for device in ["vda", "sda"] {
+            for (source, path) in [("file='/x/y'", "/x/y"), ("dev='/dev/x'", "/dev/x")] {
+                assert_eq!(of(&[&[of_volume, (source, device, None), other]]), moved(path));
+                assert_eq!(of(&[&[(&rescue, "vda", None), (source, "vdb", None)]]), moved(path));
+            }
+            let there: &[_] = &[(own.as_str(), "vda", None)];
+            assert_eq!(of(&[there, &[("name='p/x' protocol='rbd'", device, None)]]), moved("rbd:p/x"));
+        }
+        assert_eq!(of(&[&[of_volume]]), Some(Astray::Nowhere), "somebody took it from its domain");
+        assert_eq!(of(&[&[(&rescue, "vda", None)]]), Some(Astray::Nowhere));
+        // One that boots from a volume has none of its own, also while it is up from its rescue disk.
+        let root = ("dev='/dev/v'", "vda", Some(volume));
+        assert_eq!(of(&[&[root, other]]), None);
+        assert_eq!(
+            of(&[&[(&rescue, "vda", None), ("dev='/dev/v'", "vdb", Some(volume)), other], &[root]]),
+            None
+        );
+        // What nobody left behind is nobody's to lose.
+        std::fs::remove_file(pool.volume_path(instance)).unwrap();
+        assert_eq!(of(&[&[of_volume]]), None);
+        assert_eq!(of(&[&[("file='/x/y'", "sda", None)]]), moved("/x/y"));
+    }
 }

@@ -1017,6 +1017,108 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
     test.end().await;
 }
 
+/// A block device in front of a file, until it is dropped.
+struct Loop(String);
+
+impl Loop {
+    fn new(file: &std::path::Path, bytes: u64) -> Self {
+        std::fs::File::create(file).unwrap().set_len(bytes).unwrap();
+        let made =
+            std::process::Command::new("losetup").args(["--find", "--show"]).arg(file).output().unwrap();
+        assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
+        Self(String::from_utf8(made.stdout).unwrap().trim().to_owned())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("losetup").args(["--detach", &self.0]).status();
+    }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_disk_that_somebody_moved_to_a_block_device_or_another_bus_is_still_the_guests() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    let [volume, copy, other] = [fresh(), fresh(), fresh()];
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    hypervisor.create_volume(volume, &VolumeSource::Empty, Some(64 << 20)).await.unwrap();
+    let has = [Attachment { volume, device: "vdb".to_owned() }];
+    hypervisor.set_volumes(instance, &has).await.unwrap();
+    let bytes = hypervisor.disk_bytes(instance).await.unwrap().unwrap();
+    let devices = [("vda", bytes), ("vdb", 64 << 20)]
+        .map(|(device, bytes)| Loop::new(&test.config.pool_path.with_extension(device), bytes));
+    let domain = instance.to_string();
+    let file = |disk| test.config.pool_path.join(format!("{disk}.qcow2")).display().to_string();
+    let virsh = |arguments: &[&str]| {
+        let mut command = std::process::Command::new("virsh");
+        let done = command.args(["--connect", &test.config.uri]).args(arguments).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {done:?}");
+    };
+    let copied = ["--wait", "--pivot", "--transient-job"];
+    for (device, Loop(to)) in ["vda", "vdb"].into_iter().zip(&devices) {
+        let to = ["blockcopy", &domain, device, "--dest", to, "--blockdev", "--format", "raw"];
+        virsh(&[to.as_slice(), &copied].concat());
+    }
+
+    let refused = async |of_own: &[&str], of_volume: &str| {
+        let of = |kind, disk| VolumeSource::Copy(CopyOf::disk(kind, disk));
+        for (refused, says) in [
+            (hypervisor.create_successor(instance, &VolumeSource::Image(base()), None).await, of_own),
+            (hypervisor.replace_overlay(instance).await, of_own),
+            (hypervisor.create_rescue(instance, &base()).await, of_own),
+            (hypervisor.grow_disk(instance, 1 << 31).await, of_own),
+            (hypervisor.create_volume(copy, &of(Workload::Machine, instance), Some(1 << 30)).await, of_own),
+            (hypervisor.grow_disk(volume, 1 << 31).await, &[of_volume, "bring it back"]),
+            (
+                hypervisor.create_volume(copy, &of(Workload::Volume, volume), Some(1 << 30)).await,
+                &[of_volume, "bring it back"],
+            ),
+        ] {
+            let why = failure(refused);
+            assert!(says.iter().all(|says| why.contains(says)), "{why}");
+        }
+        hypervisor.destroy(volume).await.expect_err("its guest has it");
+    };
+    for is_up in [true, false] {
+        let observed = hypervisor.observe(instance).await.unwrap();
+        assert_eq!(observed.volumes, Attachment::fingerprint(&has), "it has it still");
+        refused(&[&devices[0].0, "bring it back"], &devices[1].0).await;
+        if is_up {
+            hypervisor.power_off(instance).await.unwrap();
+        }
+    }
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    let inactive = virt::sys::VIR_DOMAIN_XML_INACTIVE;
+    let found = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+    let moved = found.xml_desc(inactive).unwrap();
+    let sata = moved.replace("dev='vda' bus='virtio'", "dev='sda' bus='sata'");
+    assert_ne!(sata, moved);
+    // Its place on the bus is another, too.
+    let sata: String = sata.lines().filter(|line| !line.contains("<address type='pci'")).collect();
+    connect.define_domain_xml(&sata).unwrap();
+    refused(&[&devices[0].0, "bring it back"], &devices[1].0).await;
+    virsh(&["detach-disk", &domain, "sda", "--config"]);
+    refused(&["attach it again"], &devices[1].0).await;
+
+    // Back in their places, the one as libvirt's volume.
+    hypervisor.destroy(instance).await.unwrap();
+    let document = format!(
+        "<domain type='qemu'><name>{other}</name><uuid>{other}</uuid><memory>65536</memory><os><type>hvm</type></os>\
+         <devices><disk type='volume' device='disk'><driver name='qemu' type='qcow2'/>\
+         <source pool='{}' volume='{volume}.qcow2'/><target dev='sdb' bus='sata'/></disk></devices></domain>",
+        test.config.pool
+    );
+    let theirs = connect.define_domain_xml(&document).unwrap();
+    hypervisor.destroy(volume).await.expect_err("another domain has it");
+    theirs.undefine().unwrap();
+    assert!(std::path::Path::new(&file(volume)).exists());
+    hypervisor.destroy(volume).await.unwrap();
+    drop(devices);
+    test.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_neither_deleted_nor_replaced() {
     use std::{

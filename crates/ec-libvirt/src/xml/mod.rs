@@ -67,16 +67,22 @@ pub(crate) fn is_rescued(document: &str) -> bool {
     quick_xml::de::from_str::<Domain>(document).is_ok_and(|domain| domain.metadata.instance.rescued)
 }
 
-/// A file that a domain has as a disk, and what that is called there.
+/// What a domain has as a disk, and what that is called there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DiskFile {
+    /// The path of a file or a block device; of what has none, words for what it is.
     pub(crate) file: String,
     pub(crate) device: String,
     pub(crate) serial: Option<String>,
+    /// A guest can write it: it is neither a CD nor a floppy.
+    pub(crate) is_disk: bool,
 }
 
-/// The files that the document of a domain has as disks.
-pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
+/// What the document of a domain has as disks. `place` tells where a volume of a pool lies, by the names of both.
+pub(crate) fn disk_files(
+    document: &str,
+    place: impl Fn(&str, &str) -> String,
+) -> Result<Vec<DiskFile>, String> {
     #[derive(Deserialize)]
     struct Domain {
         devices: Devices,
@@ -88,6 +94,10 @@ pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
     }
     #[derive(Deserialize)]
     struct Disk {
+        #[serde(rename = "@type", default)]
+        kind: String,
+        #[serde(rename = "@device", default)]
+        device: Option<String>,
         source: Option<Source>,
         target: Target,
         serial: Option<String>,
@@ -96,6 +106,16 @@ pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
     struct Source {
         #[serde(rename = "@file")]
         file: Option<String>,
+        #[serde(rename = "@dev")]
+        dev: Option<String>,
+        #[serde(rename = "@protocol")]
+        protocol: Option<String>,
+        #[serde(rename = "@name")]
+        name: Option<String>,
+        #[serde(rename = "@pool")]
+        pool: Option<String>,
+        #[serde(rename = "@volume")]
+        volume: Option<String>,
     }
     #[derive(Deserialize)]
     struct Target {
@@ -103,9 +123,16 @@ pub(crate) fn disk_files(document: &str) -> Result<Vec<DiskFile>, String> {
         dev: String,
     }
     let Domain { devices } = read(document)?;
-    let files = devices.disks.into_iter().filter_map(|disk| {
-        let (file, device) = (disk.source.and_then(|source| source.file)?, disk.target.dev);
-        Some(DiskFile { file, device, serial: disk.serial })
+    let files = devices.disks.into_iter().filter_map(|Disk { kind, device, source, target, serial }| {
+        let Source { file, dev, protocol, name, pool, volume } = source?;
+        let file = match (file.or(dev), pool.zip(volume), protocol) {
+            (Some(path), ..) => path,
+            (None, Some((pool, volume)), _) => place(&pool, &volume),
+            (None, None, Some(protocol)) => format!("{protocol}:{}", name.unwrap_or_default()),
+            (None, None, None) => format!("something of the type {kind}"),
+        };
+        let is_disk = device.is_none_or(|device| device == "disk" || device == "lun");
+        Some(DiskFile { file, device: target.dev, serial, is_disk })
     });
     Ok(files.collect())
 }
@@ -202,16 +229,30 @@ mod tests {
             <disk type='file' device='cdrom'><target dev='hda' bus='ide'/></disk>\
             <disk type='block' device='disk'><source dev='/dev/sdb'/><target dev='vdc' bus='virtio'/></disk>\
             <disk type='file' device='disk'><source file='/p/v.qcow2'/><target dev='vdb' bus='virtio'/><serial>v</serial></disk>\
+            <disk type='volume' device='disk'><source pool='p' volume='w'/><target dev='vdd'/></disk>\
+            <disk type='network'><source protocol='rbd' name='/p/x'><host name='h'/></source><target dev='vde'/></disk>\
+            <disk type='nvme' device='disk'><source type='pci' namespace='1'/><target dev='vdf'/></disk>\
+            <disk type='file' device='cdrom'><source file='/p/cd'/><target dev='sda'/></disk>\
             </devices></domain>";
-        let file = |file: &str, device: &str, serial: Option<&str>| DiskFile {
+        let file = |file: &str, device: &str| DiskFile {
             file: file.into(),
             device: device.into(),
-            serial: serial.map(str::to_owned),
+            serial: None,
+            is_disk: true,
         };
-        let own = [file("/p/a&b.qcow2", "vda", None), file("/p/v.qcow2", "vdb", Some("v"))];
-        assert_eq!(disk_files(document).unwrap(), own);
-        assert_eq!(disk_files("<domain><devices/></domain>").unwrap(), []);
-        assert!(disk_files("<domain/>").is_err());
+        let place = |pool: &str, volume: &str| format!("/{pool}/{volume}");
+        let all = [
+            file("/p/a&b.qcow2", "vda"),
+            file("/dev/sdb", "vdc"),
+            DiskFile { serial: Some("v".into()), ..file("/p/v.qcow2", "vdb") },
+            file("/p/w", "vdd"),
+            file("rbd:/p/x", "vde"),
+            file("something of the type nvme", "vdf"),
+            DiskFile { is_disk: false, ..file("/p/cd", "sda") },
+        ];
+        assert_eq!(disk_files(document, place).unwrap(), all);
+        assert_eq!(disk_files("<domain><devices/></domain>", place).unwrap(), []);
+        assert!(disk_files("<domain/>", place).is_err());
     }
 
     #[test]
