@@ -20,6 +20,9 @@ use crate::{
 /// A guest lets go of a disk by itself, and is waited for so long; one whose system is not up yet does not hear at all.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// So long one after the other is asked for: libvirt waits by itself for each, unless that was asked for before.
+const ASKING: Duration = Duration::from_secs(15);
+
 /// Between two looks whether it has.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -444,7 +447,8 @@ pub(crate) fn file(pool: &Pool, attachment: &Attachment) -> Result<VolumeFile, S
     })
 }
 
-/// Gives the domain these volumes, and no others.
+/// Gives the domain these volumes, and no others. One that is in trouble keeps no other from being given or taken: an error tells of
+/// the first.
 pub(crate) fn set(
     connect: &Connect,
     node: NodeId,
@@ -463,46 +467,91 @@ pub(crate) fn set(
     for which in Which::of(&domain)? {
         let files = files_in(&domain, pool, instance, which)?;
         let has: Vec<Attachment> = files.iter().map(|has| has.attachment.clone()).collect();
-        for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
-            refuse_unusable(connect, pool, instance, missing.volume)?;
-        }
-        documents.push((which, files, has));
-    }
-    let document = |attachment: &Attachment| {
-        file(pool, attachment).and_then(|file| xml::write(&DiskXml::of(&file))).map_err(CallError::Refused)
-    };
-    for (which, files, has) in documents {
         if Attachment::root_of(&has) != Attachment::root_of(wanted) {
             return Err(CallError::Refused("the disk that it boots from is not changed".into()));
         }
-        for goes in files.iter().filter(|has| !wanted.contains(&has.attachment)) {
-            goes.refuse_astray(pool)?;
-            let unwanted = &goes.attachment;
-            let detached = domain.detach_device_flags(&document(unwanted)?, which.flags().1);
-            let is_left =
-                || Ok::<_, CallError>(volumes_in(&domain, pool, instance, which)?.contains(unwanted));
-            // Asked before, it may be at it; what counts is whether it is gone.
-            let begun = Instant::now();
-            while is_left()? {
-                if which == Which::Next || begun.elapsed() > PATIENCE {
-                    let why =
-                        detached.err().map(|error| format!(": {}", error.message())).unwrap_or_default();
-                    return Err(CallError::Refused(format!(
-                        "the guest does not let go of {}{why}",
-                        unwanted.device
-                    )));
-                }
-                std::thread::sleep(PAUSE);
-            }
-        }
+        documents.push((which, files, has));
+    }
+    let mut trouble = Vec::new();
+    for (which, files, has) in documents {
+        let goes = files.into_iter().filter(|has| !wanted.contains(&has.attachment)).collect();
+        let (kept, why): (Vec<_>, Vec<_>) = take(&domain, pool, instance, which, goes)?.into_iter().unzip();
+        trouble.extend(why);
         for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
-            if let Err(error) = domain.attach_device_flags(&document(missing)?, which.flags().1) {
-                refuse_copied(connect, pool, missing.volume)?;
-                return Err(error.into());
+            // Of that is told already.
+            let is_in_the_way =
+                |kept: &Attachment| kept.device == missing.device || kept.volume == missing.volume;
+            if !kept.iter().any(is_in_the_way) {
+                trouble.extend(give(connect, &domain, pool, instance, which, missing).err());
             }
         }
     }
-    Ok(())
+    trouble.into_iter().next().map_or(Ok(()), Err)
+}
+
+/// A volume in the words by which a domain is given it, or has it taken.
+fn document(pool: &Pool, attachment: &Attachment) -> Result<String, CallError> {
+    file(pool, attachment).and_then(|file| xml::write(&DiskXml::of(&file))).map_err(CallError::Refused)
+}
+
+/// Takes these volumes from the domain; those that it keeps, and why.
+fn take(
+    domain: &Domain,
+    pool: &Pool,
+    instance: InstanceId,
+    which: Which,
+    goes: Vec<Has>,
+) -> Result<Vec<(Attachment, CallError)>, CallError> {
+    let (mut kept, mut asked) = (Vec::new(), Vec::new());
+    let begun = Instant::now();
+    for goes in goes {
+        let in_place = goes.refuse_astray(pool);
+        let volume = goes.attachment;
+        match in_place {
+            Err(why) => kept.push((volume, why)),
+            Ok(()) if begun.elapsed() > ASKING => {
+                let why = format!("the guest keeps others, and is asked for {} the next time", volume.device);
+                kept.push((volume, CallError::Refused(why)));
+            }
+            Ok(()) => {
+                let document = document(pool, &volume)?;
+                asked.push((volume, domain.detach_device_flags(&document, which.flags().1)));
+            }
+        }
+    }
+    // Asked before, it may be at it; what counts is whether it is gone.
+    let begun = Instant::now();
+    loop {
+        let has = volumes_in(domain, pool, instance, which)?;
+        asked.retain(|(volume, _)| has.contains(volume));
+        if asked.is_empty() || which == Which::Next || begun.elapsed() > PATIENCE {
+            break;
+        }
+        std::thread::sleep(PAUSE);
+    }
+    kept.extend(asked.into_iter().map(|(volume, detached)| {
+        let why = detached.err().map(|error| format!(": {}", error.message())).unwrap_or_default();
+        let why = format!("the guest does not let go of {}{why}", volume.device);
+        (volume, CallError::Refused(why))
+    }));
+    Ok(kept)
+}
+
+/// Gives the domain a volume that it does not have.
+fn give(
+    connect: &Connect,
+    domain: &Domain,
+    pool: &Pool,
+    instance: InstanceId,
+    which: Which,
+    missing: &Attachment,
+) -> Result<(), CallError> {
+    refuse_unusable(connect, pool, instance, missing.volume)?;
+    let Err(error) = domain.attach_device_flags(&document(pool, missing)?, which.flags().1) else {
+        return Ok(());
+    };
+    refuse_copied(connect, pool, missing.volume)?;
+    Err(error.into())
 }
 
 #[cfg(test)]

@@ -1017,6 +1017,48 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
     test.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_in_trouble_holds_up_no_other_of_its_guest() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    let [good, later, astray, gone] = [fresh(), fresh(), fresh(), fresh()];
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    for volume in [good, later, astray] {
+        hypervisor.create_volume(volume, &VolumeSource::Empty, Some(1 << 20)).await.unwrap();
+    }
+    let has = |volume, device: &str| Attachment { volume, device: device.to_owned() };
+    let is_given = async |volumes: &[Attachment]| {
+        let observed = hypervisor.observe(instance).await.unwrap();
+        assert_eq!(observed.volumes, Attachment::fingerprint(volumes));
+    };
+    let set = async |volumes: &[Attachment]| failure(hypervisor.set_volumes(instance, volumes).await);
+    let why = set(&[has(gone, "vdb"), has(good, "vdc")]).await;
+    assert!(why.contains(&gone.to_string()) && why.contains("is not there"), "{why}");
+    is_given(&[has(good, "vdc")]).await;
+    hypervisor.power_off(instance).await.unwrap();
+    hypervisor.set_volumes(instance, &[has(astray, "vdb"), has(good, "vdc")]).await.unwrap();
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+    let document = domain.xml_desc(virt::sys::VIR_DOMAIN_XML_INACTIVE).unwrap();
+    let file = |volume| test.config.pool_path.join(format!("{volume}.qcow2")).display().to_string();
+    connect.define_domain_xml(&document.replace(&file(astray), "/elsewhere")).unwrap();
+    // What it keeps has its name still, and each try does what there is to do.
+    for _ in 0..2 {
+        let why = set(&[has(later, "vdd"), has(gone, "vde"), has(good, "vdb")]).await;
+        assert!(why.contains("its domain has /elsewhere"), "{why}");
+        is_given(&[has(astray, "vdb"), has(later, "vdd")]).await;
+    }
+    connect.define_domain_xml(&document).unwrap();
+    hypervisor.set_volumes(instance, &[has(later, "vdd"), has(good, "vdb")]).await.unwrap();
+    is_given(&[has(later, "vdd"), has(good, "vdb")]).await;
+    hypervisor.set_volumes(instance, &[]).await.unwrap();
+    for disk in [instance, good, later, astray] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
+    test.end().await;
+}
+
 /// A block device in front of a file, until it is dropped.
 struct Loop(String);
 
