@@ -96,6 +96,21 @@ pub(crate) fn is_refusal(error: &Error) -> bool {
         .any(|code| has_code(error, code))
 }
 
+/// What came of something for which QEMU opens images: for now, where somebody else has a lock on one of them. That may be gone when
+/// it is looked for, so that what QEMU says counts, in no language but its own (`block/file-posix.c`).
+pub(crate) fn unless_locked(error: Error) -> CallError {
+    match says_locked(error.message()) {
+        true => CallError::NotNow(error.message().to_owned()),
+        false => error.into(),
+    }
+}
+
+fn says_locked(message: &str) -> bool {
+    let after = |start| message.split_once(start).map(|(_, after)| after);
+    let lock = after("Failed to get \"").or_else(|| after("Failed to get shared \""));
+    lock.and_then(|lock| lock.split_once('"')).is_some_and(|(_, after)| after.starts_with(" lock"))
+}
+
 /// Turns "there is no such thing" into `None`.
 pub(crate) fn absent<T>(result: Result<T, Error>, code: ErrorNumber) -> Result<Option<T>, Error> {
     match result {
@@ -131,6 +146,25 @@ mod tests {
         }
         for errno in [Errno::ENOENT, Errno::EACCES, Errno::EROFS, Errno::ELOOP] {
             assert!(matches!(failed(errno), CallError::Refused(_)), "{errno}");
+        }
+    }
+
+    #[test]
+    fn an_image_that_another_has_locked_is_told_from_all_else_that_qemu_fails_of() {
+        for (message, is_so) in [
+            (
+                "internal error: process exited: -blockdev {\"x\":\"y\"}: Failed to get \"write\" lock\nIs another",
+                true,
+            ),
+            (
+                "unable to execute QEMU command 'blockdev-add': Failed to get shared \"consistent read\" lock",
+                true,
+            ),
+            ("Failed to get \"write", false),
+            ("Failed to get \"write\" access", false),
+            ("cannot acquire state change lock", false),
+        ] {
+            assert_eq!(says_locked(message), is_so, "{message}");
         }
     }
 

@@ -12,7 +12,7 @@ use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 use crate::{
     disk::{self, Pool},
     domain::{self, Found, Whose, ours},
-    error::{CallError, absent},
+    error::{CallError, absent, unless_locked},
     process,
     xml::{self, DiskFile, DiskXml, VolumeFile},
 };
@@ -411,7 +411,7 @@ fn why_unusable(
     Ok(other.map(|user| CallError::Refused(format!("the domain {} has volume {volume}", user.instance))))
 }
 
-/// What came of a domain's start: one of whose disks is being copied waits for that.
+/// What came of a domain's start: one of whose disks is being copied waits for that, or was at that moment.
 pub(crate) fn started(
     connect: &Connect,
     node: NodeId,
@@ -419,12 +419,12 @@ pub(crate) fn started(
     instance: InstanceId,
     started: Result<(), CallError>,
 ) -> Result<(), CallError> {
-    let Err(CallError::Libvirt(_)) = started else { return started };
-    let Found::Ours(domain) = domain::find(connect, node, instance)? else { return started };
+    let Err(CallError::Libvirt(error)) = started else { return started };
+    let Found::Ours(domain) = domain::find(connect, node, instance)? else { return Err(error.into()) };
     for has in disks(&domain, pool, Which::Next)? {
         refuse_copied(connect, pool, has.attachment.volume)?;
     }
-    started
+    Err(unless_locked(error))
 }
 
 /// An error for now where somebody who is no guest keeps a disk from being written: it is being copied.
@@ -551,7 +551,7 @@ fn give(
         return Ok(());
     };
     refuse_copied(connect, pool, missing.volume)?;
-    Err(error.into())
+    Err(unless_locked(error))
 }
 
 #[cfg(test)]
