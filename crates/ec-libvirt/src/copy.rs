@@ -35,7 +35,8 @@ use crate::{
     domain::{self, Found, LOST_BACKUP},
     error::{CallError, absent, has_code},
     lane::locked,
-    sys, volumes,
+    sys::{self, LastBackup},
+    volumes,
     xml::{self, BackupXml, VolumeXml},
 };
 
@@ -334,14 +335,17 @@ pub(crate) fn look_after(
     if owes.load(Ordering::Relaxed) && begun.elapsed() < TRIES_TO_THAW {
         return Ok(Progress::Over);
     }
-    // libvirt tells this once.
-    if !sys::last_backup_completed(&domain)? {
-        let why =
-            "libvirt broke it off: its host's disk is full, say, or somebody ended it (`virsh domjobabort`)";
-        return Err(CallError::Refused(why.to_owned()));
+    match sys::last_backup(&domain)? {
+        LastBackup::Completed => end(connect, pool, copy, parts).map(|()| Progress::Done),
+        LastBackup::Failed => Err(CallError::Refused(
+            "libvirt broke it off: its host's disk is full, say, or somebody ended it (`virsh domjobabort`)"
+                .to_owned(),
+        )),
+        // It may be whole, or not: it is begun once more.
+        LastBackup::Unknown => {
+            Err(CallError::NotNow(format!("libvirt does not tell what became of the copy from {from}")))
+        }
     }
-    end(connect, pool, copy, parts)?;
-    Ok(Progress::Done)
 }
 
 /// Ends what was begun of a copy for this one, and deletes it.

@@ -191,11 +191,30 @@ fn job(domain: &Domain, flags: u32) -> Result<(c_int, c_int), Error> {
     Ok((kind, operation))
 }
 
-/// Whether the last job that the domain was at was a backup, which came to its end.
-pub(crate) fn last_backup_completed(domain: &Domain) -> Result<bool, Error> {
+/// What became of a domain's last backup.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LastBackup {
+    Completed,
+    Failed,
+    /// libvirt tells it once, not after a start of its own, and not when the domain was at something else since.
+    Unknown,
+}
+
+/// What libvirt tells of the domain's last backup.
+pub(crate) fn last_backup(domain: &Domain) -> Result<LastBackup, Error> {
     let (kind, operation) = job(domain, sys::VIR_DOMAIN_JOB_STATS_COMPLETED)?;
+    Ok(became(kind, operation))
+}
+
+fn became(kind: c_int, operation: c_int) -> LastBackup {
     let is = |number: c_int, wanted: u32| u32::try_from(number) == Ok(wanted);
-    Ok(is(kind, sys::VIR_DOMAIN_JOB_COMPLETED) && is(operation, sys::VIR_DOMAIN_JOB_OPERATION_BACKUP))
+    if !is(operation, sys::VIR_DOMAIN_JOB_OPERATION_BACKUP) || is(kind, sys::VIR_DOMAIN_JOB_NONE) {
+        LastBackup::Unknown
+    } else if is(kind, sys::VIR_DOMAIN_JOB_COMPLETED) {
+        LastBackup::Completed
+    } else {
+        LastBackup::Failed
+    }
 }
 
 /// Whether the domain, which is up, is held by a backup that libvirt knows nothing of any more: it was ended as it began that, keeps
@@ -365,4 +384,26 @@ unsafe extern "C" fn changed(
         sink(Signal::Domain(name));
     }
     0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_backup_of_which_nothing_is_told_is_neither_whole_nor_failed() {
+        let backup = sys::VIR_DOMAIN_JOB_OPERATION_BACKUP;
+        for (kind, operation, became_of) in [
+            (sys::VIR_DOMAIN_JOB_COMPLETED, backup, LastBackup::Completed),
+            (sys::VIR_DOMAIN_JOB_FAILED, backup, LastBackup::Failed),
+            (sys::VIR_DOMAIN_JOB_CANCELLED, backup, LastBackup::Failed),
+            (sys::VIR_DOMAIN_JOB_NONE, 0, LastBackup::Unknown),
+            (sys::VIR_DOMAIN_JOB_NONE, backup, LastBackup::Unknown),
+            (sys::VIR_DOMAIN_JOB_COMPLETED, sys::VIR_DOMAIN_JOB_OPERATION_DUMP, LastBackup::Unknown),
+            (sys::VIR_DOMAIN_JOB_FAILED, sys::VIR_DOMAIN_JOB_OPERATION_SNAPSHOT, LastBackup::Unknown),
+        ] {
+            let number = |number| c_int::try_from(number).unwrap();
+            assert_eq!(became(number(kind), number(operation)), became_of, "{kind} {operation}");
+        }
+    }
 }
