@@ -27,7 +27,6 @@ use virt::{
     connect::Connect,
     domain::Domain,
     error::{Error, ErrorNumber},
-    storage_vol::StorageVol,
 };
 
 use crate::{
@@ -107,7 +106,7 @@ struct Part {
 struct Original {
     /// Whose.
     disk: InstanceId,
-    volume: StorageVol,
+    path: PathBuf,
     /// In bytes.
     capacity: u64,
     /// Where the copy will lie.
@@ -163,24 +162,25 @@ fn originals(connect: &Connect, node: NodeId, pool: &Pool, copy: &Copy) -> Resul
     for disk in std::iter::once(&disk).chain(beside) {
         volumes::refuse_astray(connect, pool, *disk)?;
     }
-    let original = |disk, path: &Path, place: PathBuf, user| {
-        let Some(volume) = pool.at(connect, path)? else {
-            return Err(CallError::Refused(format!("there is no disk of {disk} to copy")));
-        };
-        // libvirt reads a size out of whatever lies there.
-        let capacity = disk::capacity(path)?;
-        Ok(Original { disk, volume, capacity, place, user })
+    let original = |disk, path: PathBuf, place: PathBuf, user| {
+        // libvirt reads a size out of whatever lies there, and cannot look for what it does not know while it copies another.
+        let capacity = pool.capacity_at(&path)?.ok_or_else(|| nothing_of(disk))?;
+        Ok(Original { disk, path, capacity, place, user })
     };
     let first = match held {
         // Those are in no guest.
-        Some(held) => original(disk, &pool.copy_path(disk, held), copy.place.clone(), None),
-        None => original(disk, &pool.volume_path(disk), copy.place.clone(), user(connect, node, pool, disk)?),
+        Some(held) => original(disk, pool.copy_path(disk, held), copy.place.clone(), None),
+        None => original(disk, pool.volume_path(disk), copy.place.clone(), user(connect, node, pool, disk)?),
     };
     let others = beside.iter().map(|volume| {
         let place = pool.copy_path(copy.owner, *volume);
-        original(*volume, &pool.volume_path(*volume), place, user(connect, node, pool, *volume)?)
+        original(*volume, pool.volume_path(*volume), place, user(connect, node, pool, *volume)?)
     });
     std::iter::once(first).chain(others).collect()
+}
+
+fn nothing_of(disk: InstanceId) -> CallError {
+    CallError::Refused(format!("there is no disk of {disk} to copy"))
 }
 
 /// Copies what nobody is up with.
@@ -191,6 +191,9 @@ fn cold(
     copy: &Copy,
     originals: &[Original],
 ) -> Result<(), CallError> {
+    let volume =
+        |Original { disk, path, .. }: &Original| pool.at(connect, path)?.ok_or_else(|| nothing_of(*disk));
+    let volumes = originals.iter().map(volume).collect::<Result<Vec<_>, _>>()?;
     // What copies one keeps guests from starting on that; between two of them this does.
     let mut kept = Vec::new();
     if let [_, _, ..] = originals {
@@ -206,12 +209,11 @@ fn cold(
         }
     }
     let mut parts = Vec::new();
-    for (number, original) in originals.iter().enumerate() {
+    for (number, (original, volume)) in originals.iter().zip(&volumes).enumerate() {
         let part = original.part(pool, copy.owner, original.disk, number);
         // Of a single one it grows before it is copied: that costs nothing.
         let capacity = copy.capacity.filter(|_| originals.len() == 1).unwrap_or(original.capacity);
-        let made =
-            pool.create(connect, &part.file, |name| VolumeXml::alone(name, capacity), Some(&original.volume));
+        let made = pool.create(connect, &part.file, |name| VolumeXml::alone(name, capacity), Some(volume));
         match (made, user(connect, node, pool, original.disk)?) {
             // It was started before anything kept it from that.
             (Err(_), Some((_, from, _))) => {

@@ -149,10 +149,15 @@ impl Pool {
     /// The capacity of the instance's volume in bytes; nothing where there is none. Its file tells, since libvirt hears of one that
     /// came by another's hand only when it makes no other disk, which may take it hours.
     pub(crate) fn capacity(&self, instance: InstanceId) -> Result<Option<u64>, CallError> {
-        let path = self.volume_path(instance);
-        match capacity_in(&path) {
-            Err(error) if error.kind() == ErrorKind::NotFound => is_there(&path).map(|_| None),
-            capacity => measured(&path, capacity).map(Some),
+        self.capacity_at(&self.volume_path(instance))
+    }
+
+    /// The same of a disk in the pool by its path.
+    pub(crate) fn capacity_at(&self, path: &Path) -> Result<Option<u64>, CallError> {
+        match capacity_in(path) {
+            Err(error) if error.kind() == ErrorKind::NotFound => self.has(path).map(|_| None),
+            Err(error) => Err(CallError::io("measure", path, &error)),
+            Ok(capacity) => Ok(Some(capacity)),
         }
     }
 
@@ -581,15 +586,6 @@ impl Pool {
 /// name before.
 pub(crate) fn stands_on_another(disk: &File, path: &Path) -> Result<bool, CallError> {
     image::stands_on_another(disk).map_err(|error| CallError::io("look into", path, &error))
-}
-
-/// The capacity in bytes of the disk that lies there.
-pub(crate) fn capacity(path: &Path) -> Result<u64, CallError> {
-    measured(path, capacity_in(path))
-}
-
-fn measured(path: &Path, capacity: std::io::Result<u64>) -> Result<u64, CallError> {
-    capacity.map_err(|error| CallError::io("measure", path, &error))
 }
 
 /// Has libvirt look into its pool's directory, which it does not while it makes any disk there: by `qemu-img`, or a copy. Nor where

@@ -480,8 +480,15 @@ async fn a_backup_that_libvirt_lost_track_of_is_told_with_what_helps() {
 async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_waits_for_it() {
     let test = Test::new(|_| ()).await;
     let (hypervisor, big, copy, other) = (Arc::clone(&test.hypervisor), fresh(), fresh(), fresh());
+    let [guest, named, renamed, live] = [fresh(), fresh(), fresh(), fresh()];
     hypervisor.prepare().await.unwrap();
     let file = |name: String| test.config.pool_path.join(name);
+    // A guest's volume that libvirt's pool has not heard of, as of one that another node handed over.
+    conformance::build(&*hypervisor, &base(), guest).await;
+    hypervisor.create_volume(named, &VolumeSource::Empty, Some(1 << 20)).await.unwrap();
+    std::fs::rename(file(format!("{named}.qcow2")), file(format!("{renamed}.qcow2"))).unwrap();
+    let given = [Attachment { volume: renamed, device: "vdb".to_owned() }];
+    hypervisor.set_volumes(guest, &given).await.unwrap();
     hypervisor.create_volume(big, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
     let written = test.config.pool_path.with_extension("raw");
     let mut random = std::io::Read::take(std::fs::File::open("/dev/urandom").unwrap(), 700 << 20);
@@ -507,6 +514,11 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     hypervisor.replace_overlay(other).await.unwrap();
     let bytes = base().virtual_size.next_multiple_of(1024);
     assert_eq!(hypervisor.disk_bytes(other).await.unwrap(), Some(bytes), "measured all the same");
+    let live_copy = {
+        let (hypervisor, of) =
+            (Arc::clone(&hypervisor), VolumeSource::Copy(CopyOf::disk(Workload::Volume, renamed)));
+        tokio::spawn(async move { hypervisor.create_volume(live, &of, Some(1 << 20)).await })
+    };
     // What waits for the end of the copy: nothing is wrong with it.
     let grown = hypervisor.grow_disk(big, 2 << 30).await.unwrap_err();
     assert!(grown.is_transient(), "{grown}");
@@ -515,6 +527,10 @@ async fn while_libvirt_copies_one_disk_others_are_replaced_and_a_next_agent_wait
     assert!(next.is_transient(), "{next}");
     assert!(!copying.is_finished(), "it was to be copied meanwhile");
     copying.await.unwrap().unwrap();
+    live_copy.await.unwrap().expect("a copy from a guest that is up");
+    for disk in [guest, renamed, live] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
 
     assert_eq!(hypervisor.disk_bytes(copy).await.unwrap(), Some(1 << 30));
     // A start meets the same lock as long as somebody holds it, which a copy may cease to do at any moment.
