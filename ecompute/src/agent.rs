@@ -136,7 +136,9 @@ pub async fn assemble(
         ..CacheConfig::new(&settings.images, settings.images_max_bytes)
     };
     let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks(node));
-    let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks))
+    let of_storage = settings.clone();
+    let check = move || storage::check(&of_storage);
+    let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks, &check))
         .await
         .context("failed to open the image cache")?;
     let presence = Presence::new(&settings.keys, node, &host);

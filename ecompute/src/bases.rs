@@ -11,13 +11,21 @@ use std::{
 use ec_metadata::RecordDir;
 use ec_model::InstanceId;
 
-use crate::storage::LOCAL_MARK;
+use crate::storage::{LOCAL_MARK, StorageError};
 
 /// The digests of the bases that some disk stands on, as the disks themselves say, or is about to, as the records do.
-/// Where one of them cannot be read, that is all bases: rather a full disk than a guest without its base.
-pub(crate) fn bases_in_use(records: &RecordDir, bases: &Path, disks: &Path) -> HashSet<String> {
+/// Where one of them cannot be read, or what the disks lie on is not mounted, that is all bases: rather a full disk than a guest
+/// without its base.
+pub(crate) fn bases_in_use(
+    records: &RecordDir,
+    bases: &Path,
+    disks: &Path,
+    check: impl Fn() -> Result<(), StorageError>,
+) -> HashSet<String> {
     let known = recorded(records).and_then(|mut digests| {
         digests.extend(under(disks)?);
+        // Last: it may go while it is read.
+        check().map_err(|error| ec_runtime::exit::chain(&error))?;
         Ok(digests)
     });
     known.unwrap_or_else(|why| {
@@ -40,7 +48,7 @@ fn recorded(records: &RecordDir) -> Result<HashSet<String>, String> {
 
 /// What the disks in this directory stand on, and whatever else lies beside them.
 fn under(disks: &Path) -> Result<HashSet<String>, String> {
-    // There is one wherever an agent is: this one's file system is not mounted.
+    // There is one wherever an agent is: what it lies in is not mounted.
     if !disks.is_dir() {
         return Err(format!("{} is not there", disks.display()));
     }
@@ -101,7 +109,7 @@ fn files_of(directory: &Path) -> Result<Vec<PathBuf>, String> {
 
 #[cfg(test)]
 mod tests {
-    use std::{os::unix::fs::symlink, process::Command};
+    use std::{cell::Cell, os::unix::fs::symlink, process::Command};
 
     use ec_metadata::InstanceRecord;
     use jiff::Timestamp;
@@ -127,8 +135,13 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let [bases, disks] = ["base", "disks"].map(|name| directory.path().join(name));
         let records = RecordDir::open(directory.path().join("instances")).unwrap();
+        let is_mounted = Cell::new(true);
+        let check = || match is_mounted.get() {
+            true => Ok(()),
+            false => Err(StorageError::Absent { path: disks.clone(), name: "x".into() }),
+        };
         let in_use = || {
-            let mut in_use: Vec<_> = bases_in_use(&records, &bases, &disks).into_iter().collect();
+            let mut in_use: Vec<_> = bases_in_use(&records, &bases, &disks, check).into_iter().collect();
             in_use.sort_unstable();
             in_use.join(" ")
         };
@@ -147,6 +160,9 @@ mod tests {
         fs::write(disks.join("half.part"), "").unwrap();
         fs::create_dir(disks.join("lost+found")).unwrap();
         assert_eq!(in_use(), "aa");
+        is_mounted.set(false);
+        assert_eq!(in_use(), "aa bb cc dd", "disks of which no record tells are not there");
+        is_mounted.set(true);
         // One without a record, a snapshot's copy, whatever it is called.
         for (name, base) in [("one.qcow2", "bb"), ("snap.volume.copy.qcow2", "cc")] {
             let base = bases.join(format!("{base}.qcow2")).display().to_string();
