@@ -365,6 +365,7 @@ fn record_of(instance: InstanceId, spec: &Spec, node: Option<NodeId>) -> Instanc
         kind: Workload::Machine,
         volumes: Vec::new(),
         attached: None,
+        made_of: None,
         locked: None,
         request_id: None,
         labels: std::collections::BTreeMap::new(),

@@ -490,7 +490,7 @@ const RESTORED: &str = "etcd was restored or emptied: `eschedule heal` brings ba
 const ILLS: [(&str, &str); 4] = [
     ("in ERROR", "`eschedule show` tells why"),
     ("run, and no request speaks of them", RESTORED),
-    ("cannot be told of", "`eschedule show` tells which key cannot be read"),
+    ("cannot be told of", "`eschedule show` tells why"),
     ("on their way for long", "`eschedule explain` tells what they wait for"),
 ];
 
@@ -536,7 +536,7 @@ const ILLS_OF_VOLUMES: [(&str, &str, &str); 3] = [
         "`eschedule volume show` tells why; a disk that was moved away is taken up again where it is put back",
     ),
     ("unclaimed", "are there, and no request speaks of them", RESTORED),
-    ("unknown", "cannot be told of", "`eschedule volume show` tells which key cannot be read"),
+    ("unknown", "cannot be told of", "`eschedule volume show` tells why"),
 ];
 
 fn of_volumes(volumes: &[VolumeView]) -> Vec<Finding> {

@@ -193,10 +193,14 @@ async fn restore(session: &Session, restoring: &Restore, output: Output) -> Resu
                 shown.finish();
             }
         }
-        Restoring::Left(volume) => tell(&format!(
-            "eschedule: its instance has not volume {volume} any more, which stays as it is: `eschedule volume restore {volume} volume:{}/{volume}`",
-            called(&view)
-        )),
+        Restoring::Left { volume, is_there } => {
+            let copy = format!("volume:{}/{volume}", called(&view));
+            let hint = match is_there {
+                true => format!("which stays as it is: `eschedule volume restore {volume} {copy}`"),
+                false => format!("which is deleted: `eschedule volume create NAME --image {copy}`"),
+            };
+            tell(&format!("eschedule: its instance has not volume {volume} any more, {hint}"));
+        }
     };
     let timeout = Duration::from_secs(restoring.timeout);
     let restored =

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
     Acted, Ask, Change, Cloud, Doomed, NewVolume, Scheduled, Verb, VolumeView, act, find_placed, move_volume,
-    node_named, node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
+    node_named, node_of_copy, node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME, Workload, input::LabelSelector};
 use ec_runtime::{
@@ -460,7 +460,7 @@ pub(crate) async fn make(
         Ok(scheduled) => scheduled,
         Err(no_room) => {
             let query = ec_cloud::room_of(cloud, new).await?;
-            let ask = Ask::of_volume(&query, new.node)?;
+            let ask = Ask::of_volume(&query, node_of_copy(cloud, new).await?.or(new.node))?;
             return Err(run::no_allocations(session, &ask, &no_room, output).await?);
         }
     };

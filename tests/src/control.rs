@@ -217,6 +217,7 @@ pub fn unplaced(instance: InstanceId, name: Option<&str>, project: &str, created
         kind: ec_model::Workload::Machine,
         volumes: Vec::new(),
         attached: None,
+        made_of: None,
         locked: None,
         request_id: None,
         labels: std::collections::BTreeMap::new(),

@@ -24,7 +24,7 @@ use crate::{
     lookup::{Known, MENDS, Read, find_placed},
     schedule::not_understood,
     sizes::{claim, settle},
-    source::{Source, kind_of},
+    source::{self, Source, kind_of},
     volume::{nameable, refuse_held},
     wait::Awaited,
 };
@@ -120,7 +120,7 @@ async fn wish(
                 }
             }
         }
-        let (record, order) = docs(&known)?;
+        let (mut record, order) = docs(&known)?;
         // An earlier try, whose answer was lost, was done after all. Whatever else was, is so already.
         if let Some(unheard) = unheard.take() {
             match unheard.became(&order.record) {
@@ -192,7 +192,7 @@ async fn wish(
                 "a rescue disk is made of an image, and not as a copy of a disk: name one with `--image`";
             return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
         }
-        let mut held = None;
+        let (mut held, mut made_of) = (None, record.record.made_of.clone());
         if record.record.kind == Workload::Volume && matches!(wish, Wish::Rebuild(_) | Wish::Resize(_)) {
             held = refuse_held(cloud, &known, verb).await?;
         }
@@ -203,7 +203,9 @@ async fn wish(
             if let Some(image) = image {
                 image::fits(cloud, image, &record.record.spec.resources).await?;
             }
-            can_be_made_of(cloud, &known, image.as_ref().unwrap_or(its_own)).await?;
+            let image = image.as_ref().unwrap_or(its_own);
+            can_be_made_of(cloud, &known, image).await?;
+            made_of = source::made_of(cloud, image).await;
         }
         // Its own image it was made of already, whatever that has been said to need since.
         if let Wish::Rescue(Some(image)) = &wish {
@@ -226,6 +228,7 @@ async fn wish(
         {
             claim(cloud, &known, extent, word).await?;
         }
+        record.record.made_of = made_of;
         let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let txn = held.into_iter().fold(txn, Txn::when);

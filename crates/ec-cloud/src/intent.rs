@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
     lookup::{Found, Known, Read, below, find, read as read_of},
+    source,
 };
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
@@ -84,8 +85,10 @@ pub(crate) enum Back {
 impl Intent {
     /// Writes record and name of a new instance. A name that is taken is refused, with who bears it.
     pub(crate) async fn write(cloud: &Cloud, wanted: &Wanted<'_>, spec: &Spec) -> CloudResult<Self> {
+        let made_of = source::made_of(cloud, &spec.image).await;
         for _ in 0..TRIES {
-            let intent = Self::new(cloud, wanted, spec);
+            let mut intent = Self::new(cloud, wanted, spec);
+            intent.record.made_of.clone_from(&made_of);
             match cloud.store.txn(intent.alone(cloud, intent.put(cloud, Txn::new()))).await {
                 Ok(outcome) if outcome.succeeded => {
                     return Ok(Self { revision: outcome.revision, ..intent });
@@ -109,6 +112,7 @@ impl Intent {
             kind: guest.kind,
             volumes: Vec::new(),
             attached: None,
+            made_of: None,
             project: cloud.project.clone(),
             user: cloud.user.clone(),
             name: guest.naming.of(instance),
@@ -187,7 +191,8 @@ impl Intent {
 
     /// The same intent under a new uuid. Nothing may be claimed under the old one.
     pub(crate) async fn renewed(self, cloud: &Cloud, wanted: &Wanted<'_>) -> CloudResult<Self> {
-        let next = Self::new(cloud, wanted, &self.record.spec);
+        let mut next = Self::new(cloud, wanted, &self.record.spec);
+        next.record.made_of.clone_from(&self.record.made_of);
         let mut txn = next.put(cloud, self.delete(cloud, Txn::new()));
         if next.record.name != self.record.name {
             txn = next.alone(cloud, txn);

@@ -37,8 +37,13 @@ pub enum Restoring<'a> {
     Step(Step<'a>),
     /// That is done, or cannot be.
     Ended,
-    /// The instance has this volume no more, which stays as it is.
-    Left(InstanceId),
+    /// The instance has this volume no more, which stays as it is, or is there no more.
+    Left {
+        /// Which.
+        volume: InstanceId,
+        /// Whether it is there.
+        is_there: bool,
+    },
 }
 
 /// Restores a snapshot. The guest gets `grace` seconds to end by itself, and each step is waited for so long at most.
@@ -274,7 +279,11 @@ impl Held {
         let has = self.volumes(asker.cloud).await?;
         for volume in &view.beside {
             if !has.iter().any(|has| has.volume == *volume) {
-                (asker.told)(Restoring::Left(*volume));
+                let is_there = match find_placed(asker.cloud, *volume).await {
+                    Err(CloudError::NotFound(_)) => false,
+                    found => found.map(|_| true)?,
+                };
+                (asker.told)(Restoring::Left { volume: *volume, is_there });
             }
         }
         for (volume, of) in renewed(view, &has) {

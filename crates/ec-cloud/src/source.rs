@@ -33,6 +33,16 @@ pub async fn is_made(cloud: &Cloud, disk: InstanceId) -> CloudResult<bool> {
     Ok(volumes::copied(kind_of(&known).unwrap_or_default(), known.status.record()).is_ok())
 }
 
+/// What the disk that an image is a copy of was made of first, as far as records tell; nothing where it is no copy.
+pub(crate) async fn made_of(cloud: &Cloud, image: &ImageRef) -> Option<ImageRef> {
+    let CopyOf { disk, held, .. } = image.copied()?;
+    let known = find_placed(cloud, held.unwrap_or(disk)).await.ok()?.record?;
+    match Attachment::root_of(&known.volumes) {
+        Some(root) => find_placed(cloud, root).await.ok()?.record?.image().cloned(),
+        None => known.image().cloned(),
+    }
+}
+
 impl Source {
     /// What an image is a copy of; nothing where it is none.
     ///
@@ -40,7 +50,12 @@ impl Source {
     /// There is no such disk on any node.
     pub(crate) async fn of(cloud: &Cloud, image: &ImageRef) -> CloudResult<Option<Self>> {
         let Some(CopyOf { disk, held, beside, .. }) = image.copied() else { return Ok(None) };
-        let known = find_placed(cloud, disk).await?;
+        let known = find_placed(cloud, disk).await.map_err(|error| match error {
+            CloudError::NotFound(_) => CloudError::NotFound(format!(
+                "it cannot be a copy of {disk}, of which there is nothing (any more): name another image"
+            )),
+            error => error,
+        })?;
         let kind = kind_of(&known).unwrap_or_default();
         // Its node would find nothing to copy, and give the copy up.
         let is_there = |known: &Known| {

@@ -193,6 +193,7 @@ fn of_request(request: &Request) -> Instance {
         kind: request.kind,
         volumes: request.volumes.clone(),
         attached: None,
+        made_of: None,
         project: request.project.clone(),
         user: request.user.clone(),
         name: request.name.clone(),

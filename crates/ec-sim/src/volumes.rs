@@ -279,7 +279,7 @@ pub(crate) async fn restore_all(
                 acknowledged(world, of, awaited);
             }
         }
-        Restoring::Left(volume) => world.log(actor, format!("is told: {volume} stays as it is")),
+        Restoring::Left { volume, .. } => world.log(actor, format!("is told: {volume} stays as it is")),
         Restoring::Step(_) | Restoring::Ended => {}
     };
     world.log(actor, format!("restore snapshot {snapshot}"));

@@ -212,7 +212,7 @@ async fn bytes(
                 upload.still_at_it(cloud, sending.upload()).await?;
                 continue;
             }
-            read = sender.bytes.read(&mut chunk) => read.map_err(|error| wrong(error.to_string()))?,
+            read = sender.bytes.read(&mut chunk) => read.map_err(|error| broken(sender, sent, &error))?,
         };
         if length == 0 {
             break;
@@ -249,6 +249,20 @@ async fn bytes(
     let finished = async { sending.finish().await.map_err(stored) };
     attended(cloud, upload, part, &mut alive, stop, finished).await?;
     Ok(facts(probed))
+}
+
+/// What is told of bytes that did not come.
+fn broken(sender: &Sender, sent: u64, error: &std::io::Error) -> Failure {
+    let came = match sender.size {
+        Some(size) => format!("{sent} of {size} bytes came"),
+        None => format!("{sent} bytes came"),
+    };
+    // What was wrong stands last, behind the words of each layer.
+    let mut why: &dyn std::error::Error = error;
+    while let Some(source) = why.source() {
+        why = source;
+    }
+    Failure::failed(format!("{} broke off: {came} ({why}); nothing was added, run it again", sender.name))
 }
 
 /// What comes of something that the store is asked for, which may take its time: meanwhile the record goes on saying that somebody is

@@ -20,6 +20,7 @@ const COPIES: usize = 16;
 /// What the disk that an instance boots from is made of, as far as records tell: of a copy what the copied disk is made of.
 pub(super) async fn made_of(cloud: &Cloud, known: &Known) -> Result<Option<ImageRef>, CloudError> {
     let mut image = own(cloud, known).await?;
+    // Of an older release's, which do not tell it themselves.
     for _ in 0..COPIES {
         let Some(copied) = image.as_ref().and_then(ImageRef::copied) else { return Ok(image) };
         image = match find(cloud, copied.held.unwrap_or(copied.disk)).await? {
@@ -41,6 +42,9 @@ async fn own(cloud: &Cloud, known: &Known) -> Result<Option<ImageRef>, CloudErro
         None => None,
     };
     let known = root.as_ref().unwrap_or(known);
+    if let Some(image) = known.record.as_ref().and_then(|record| record.image()) {
+        return Ok(Some(image.clone()));
+    }
     let wanted = known.record.as_ref().map(|record| &record.spec);
     let spec = wanted.or_else(|| known.request.record()?.spec.as_ref());
     Ok(spec.map(|spec| spec.image.clone()).filter(|image| !image.is_none()))

@@ -713,6 +713,7 @@ async fn a_name_whose_bearer_is_gone_for_long_is_taken_over_and_one_that_is_not_
             kind: ec_model::Workload::Machine,
             volumes: Vec::new(),
             attached: None,
+            made_of: None,
             locked: None,
             request_id: None,
             labels: std::collections::BTreeMap::new(),

@@ -39,6 +39,10 @@ pub struct Instance {
     pub group: Option<String>,
     /// What it shall be.
     pub spec: Spec,
+    /// Where its disk is a copy, the image that the copied disk was made of, as far as that was known: it tells whom its guest lets in.
+    /// Nothing else hangs on it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub made_of: Option<ImageRef>,
     /// Whether and how it shall run.
     #[serde(default)]
     pub power: PowerWish,
@@ -71,6 +75,12 @@ pub struct Instance {
 }
 
 impl Instance {
+    /// The image that its own disk was made of first, as far as it tells.
+    pub fn image(&self) -> Option<&ImageRef> {
+        let of_copied = self.made_of.as_ref().filter(|_| self.spec.image.copied().is_some());
+        of_copied.or_else(|| Some(&self.spec.image).filter(|of| !of.is_none() && of.copied().is_none()))
+    }
+
     /// The node under whose prefixes its request and status lie.
     pub fn node(&self) -> Option<NodeId> {
         self.assigned.map(|assigned| assigned.node)

@@ -274,6 +274,7 @@ fn an_instance_is_where_it_was_assigned() {
         kind: crate::Workload::Machine,
         volumes: Vec::new(),
         attached: None,
+        made_of: None,
         locked: None,
         request_id: None,
         assigned: None,

@@ -12,7 +12,9 @@ use super::{
     stage::Sight,
     volumes::{come, given, has, near},
 };
-use crate::{acts::volumes_of, fashion::resize, referee::observed, snag::Fate, volumes::Order};
+use crate::{
+    acts::volumes_of, door::content, fashion::resize, referee::observed, snag::Fate, volumes::Order,
+};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -277,7 +279,15 @@ async fn not_restored(stage: Stage) {
     is_refused("it is rescued").await;
     done(guest, Verb::Unrescue).await;
     unlocked(&stage, &[guest, copy, volume]).await;
-    stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
+    let image = || {
+        let record = content(&stage.world, &stage.world.keys.instance(guest));
+        record.and_then(|pair| decode::<Instance>(&pair.value).ok()?.image().cloned())
+    };
+    let was = image();
+    for _ in 0..2 {
+        stage.demand(stage.user(1).restores(copy).await.is_ok(), "it is restored").await;
+        stage.demand(was.is_some() && image() == was, "what it was made of is known").await;
+    }
     unlocked(&stage, &[guest, copy, volume]).await;
 
     stage.say("somebody deletes the copy of the volume that lies beside the snapshot");

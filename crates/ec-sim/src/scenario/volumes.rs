@@ -554,6 +554,8 @@ async fn attached_with_kills(stage: Stage) {
                 stage
                     .demand(has(&stage, guest, volume) == attaches, "the guest has what it is to have")
                     .await;
+                // Till its sign of life is there again.
+                stage.pass(1).await;
             }
         }
     }
