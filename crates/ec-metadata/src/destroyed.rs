@@ -14,7 +14,10 @@ use std::{
 
 use ec_model::InstanceId;
 
-use crate::records::{RecordFileError, TEMPORARY, failed, remove, sync};
+use crate::{
+    records::{RecordFileError, TEMPORARY, failed, sync},
+    spare::Spare,
+};
 
 /// The file: of each the time in seconds since 1970.
 const NAME: &str = "destroyed";
@@ -36,19 +39,20 @@ const CLOCKS_ARE_SET: u64 = 1_735_689_600;
 
 /// Room for lines where the disk is full: a destroy is what makes room, and it begins with a line.
 const SPARE: &str = "spare";
-const SPARE_BYTES: u64 = 64 << 10;
 
 /// The file; clones are the same one.
 #[derive(Debug, Clone)]
 pub(crate) struct DestroyedFile {
     directory: PathBuf,
+    spare: Spare,
     /// When old lines were last dropped. Held while a line is written: there is one at a time.
     swept: Arc<Mutex<Option<Instant>>>,
 }
 
 impl DestroyedFile {
     pub(crate) fn in_directory(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), swept: Arc::default() }
+        let spare = Spare::new(directory, SPARE);
+        Self { directory: directory.to_owned(), spare, swept: Arc::default() }
     }
 
     fn path(&self) -> PathBuf {
@@ -78,7 +82,7 @@ impl DestroyedFile {
     pub(crate) fn sweep(&self) -> Result<(), RecordFileError> {
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
         self.drop_old()?;
-        self.keep_spare();
+        self.spare.keep();
         *swept = Some(Instant::now());
         Ok(())
     }
@@ -95,15 +99,7 @@ impl DestroyedFile {
         let mut swept = self.swept.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.path();
         let is_new = !path.exists();
-        let written = match append(&path, lines) {
-            Err(error)
-                if error.kind() == io::ErrorKind::StorageFull && remove(&self.directory.join(SPARE))? =>
-            {
-                append(&path, lines)
-            }
-            written => written,
-        };
-        written.map_err(failed("write", &path))?;
+        self.spare.write(|| append(&path, lines))?.map_err(failed("write", &path))?;
         if is_new {
             sync(&self.directory)?;
         }
@@ -116,7 +112,7 @@ impl DestroyedFile {
                 }
             }
         }
-        self.keep_spare();
+        self.spare.keep();
         Ok(())
     }
 
@@ -137,24 +133,6 @@ impl DestroyedFile {
         written.map_err(failed("write", &new))?;
         fs::rename(&new, self.path()).map_err(failed("rename", &new))?;
         sync(&self.directory)
-    }
-
-    /// Makes the spare where there is none, and room for it. Of bytes that no file system stores as less.
-    fn keep_spare(&self) {
-        let path = self.directory.join(SPARE);
-        let made =
-            File::options().write(true).create_new(true).mode(0o600).open(&path).and_then(|mut file| {
-                io::copy(&mut File::open("/dev/urandom")?.take(SPARE_BYTES), &mut file)?;
-                file.sync_all()
-            });
-        match made {
-            Err(error) if error.kind() != io::ErrorKind::AlreadyExists => {
-                // Half of one is none.
-                let _ = fs::remove_file(&path);
-                tracing::debug!(%error, "there is no spare room for what will be destroyed");
-            }
-            _ => {}
-        }
     }
 }
 

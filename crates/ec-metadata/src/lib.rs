@@ -27,6 +27,7 @@ mod port;
 mod records;
 mod registry;
 mod serve;
+mod spare;
 mod token;
 
 pub use account::Account;

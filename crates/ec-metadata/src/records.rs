@@ -20,7 +20,7 @@ use ec_model::{Blob, InstanceId, Intent, MacAddr, Rebuilt, Rescued, Resized, Res
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::destroyed::DestroyedFile;
+use crate::{destroyed::DestroyedFile, spare::Spare};
 
 /// Far more than the most user-data there can be, with its keys, and what etcd takes of records.
 const FILE_MAX: u64 = 8 << 20;
@@ -32,6 +32,9 @@ const READ_AGAIN: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(1);
 
 pub(crate) const TEMPORARY: &str = ".new-";
+
+/// Room for one record where the disk is full: guests are paused then, and what is asked of them is noted before it is done.
+const SPARE: &str = "spare-record";
 
 /// The version written into every record of a node's own.
 pub const RECORD_VERSION: u32 = 1;
@@ -123,6 +126,7 @@ pub struct RecordDir {
     directory: PathBuf,
     index: Arc<Mutex<Index>>,
     destroyed: DestroyedFile,
+    spare: Spare,
 }
 
 /// Which instance has which hardware address; the records themselves stay on the disk.
@@ -165,6 +169,7 @@ impl RecordDir {
         }
         let records = Self::reader(directory);
         records.destroyed.sweep()?;
+        records.spare.keep();
         Ok(records)
     }
 
@@ -172,7 +177,8 @@ impl RecordDir {
     pub fn reader(directory: impl Into<PathBuf>) -> Self {
         let directory = directory.into();
         let destroyed = DestroyedFile::in_directory(&directory);
-        Self { directory, index: Arc::default(), destroyed }
+        let spare = Spare::new(&directory, SPARE);
+        Self { directory, index: Arc::default(), destroyed, spare }
     }
 
     /// Where the records lie.
@@ -188,21 +194,23 @@ impl RecordDir {
     pub fn put(&self, record: &InstanceRecord) -> Result<(), RecordFileError> {
         let path = self.path(record.instance);
         let new = self.directory.join(format!("{TEMPORARY}{}", record.instance));
-        // Left by an attempt that failed half-way; its mode may be anything.
-        remove(&new)?;
         // Strings and numbers only: serde_json cannot fail on it.
         let json = serde_json::to_vec(record).unwrap_or_default();
-        File::options()
-            .write(true)
-            .create_new(true)
-            .mode(0o600)
-            .open(&new)
-            .and_then(|mut file| {
-                file.write_all(&json)?;
-                file.sync_all()
-            })
-            .map_err(failed("write", &new))?;
+        let write = || {
+            // Left by an attempt that failed half-way; its mode may be anything.
+            if let Err(error) = fs::remove_file(&new)
+                && error.kind() != io::ErrorKind::NotFound
+            {
+                return Err(error);
+            }
+            let mut file = File::options().write(true).create_new(true).mode(0o600).open(&new)?;
+            file.write_all(&json)?;
+            file.sync_all()
+        };
+        self.spare.write(write)?.map_err(failed("write", &new))?;
         fs::rename(&new, &path).map_err(failed("rename", &new))?;
+        // The one before made room.
+        self.spare.keep();
         self.sync()
     }
 

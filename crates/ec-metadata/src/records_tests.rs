@@ -100,7 +100,7 @@ fn files_and_directory_are_for_their_owner_only_and_leftovers_are_swept() {
     RecordDir::open(&path).unwrap();
     let names = fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
     let names: BTreeSet<_> = names.collect();
-    assert_eq!(names, [format!("{}.json", id(1)), "spare".to_owned()].into());
+    assert_eq!(names, [format!("{}.json", id(1)), "spare".to_owned(), "spare-record".to_owned()].into());
     // And one that was left since is no obstacle.
     fs::write(path.join(format!("{TEMPORARY}{}", id(2))), "half").unwrap();
     records.put(&record(2)).unwrap();

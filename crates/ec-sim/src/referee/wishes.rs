@@ -154,7 +154,10 @@ impl Wish {
         let [old, new] = [&was.spec.resources, &is.spec.resources];
         let is_wished = self.order[0].resize != self.order[1].resize;
         if was.kind == Workload::Volume {
-            return (amount(new, DISK) < amount(old, DISK)).then_some("which is a volume, and never shrinks");
+            // One that could not grow may be wished to stay as it is.
+            let missed = missed(&self.order[0], self.status.as_ref()).filter(|was| !was.resources.is_empty());
+            let has = missed.map_or(old, |was| &was.resources);
+            return (amount(new, DISK) < amount(has, DISK)).then_some("which is a volume, and never shrinks");
         }
         let told = self.status.as_ref().and_then(|status| status.resized.as_ref());
         // What was asked for may be what it never got.
