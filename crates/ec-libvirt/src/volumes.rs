@@ -63,26 +63,12 @@ impl Has {
     /// An error where another file is in the place of the volume's: what a guest wrote last would be left where nobody looks for it.
     fn refuse_astray(&self, pool: &Pool) -> Result<(), CallError> {
         let volume = self.attachment.volume;
-        if self.is_in_place(pool) { Ok(()) } else { Err(moved_to(&self.file, pool, volume)) }
-    }
-
-    fn is_in_place(&self, pool: &Pool) -> bool {
-        pool.owner(&self.file) == Some(self.attachment.volume)
-    }
-
-    /// Whether there is a volume by that serial number: a file is left behind in its place, or it bears that one's name where somebody
-    /// moved it. Disks that operators give a domain have uuids for theirs, too.
-    fn is_of_volume(&self, pool: &Pool) -> bool {
-        let volume = self.attachment.volume;
-        self.is_in_place(pool)
-            || Path::new(&self.file).file_name() == Some(disk::volume_name(volume).as_ref())
-            // Of one that cannot be looked for nobody knows.
-            || pool.has_volume(volume).unwrap_or(true)
+        if pool.owner(&self.file) == Some(volume) { Ok(()) } else { Err(moved_to(&self.file, pool, volume)) }
     }
 }
 
 /// The disks of instances that a domain has in one of its documents, its own among them. A volume's has its uuid as its serial number,
-/// wherever somebody moved it; who looks for one volume believes that in any case.
+/// wherever somebody moved it.
 fn disks(domain: &Domain, pool: &Pool, which: Which) -> Result<Vec<Has>, CallError> {
     has_of(&domain.xml_desc(which.flags().0)?, pool)
 }
@@ -99,7 +85,7 @@ fn has_of(document: &str, pool: &Pool) -> Result<Vec<Has>, CallError> {
 /// The volumes that a domain has in one of its documents, and where they lie.
 fn files_in(domain: &Domain, pool: &Pool, instance: InstanceId, which: Which) -> Result<Vec<Has>, CallError> {
     let mut volumes = disks(domain, pool, which)?;
-    volumes.retain(|has| has.attachment.volume != instance && has.is_of_volume(pool));
+    volumes.retain(|has| has.attachment.volume != instance);
     Ok(volumes)
 }
 
@@ -336,8 +322,7 @@ pub(crate) fn refuse_written(pool: &Pool, volume: InstanceId) -> Result<(), Call
 /// Whether a domain boots from a volume, unless it is up from its rescue disk and defined no more.
 pub(crate) fn has_root(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<bool, CallError> {
     for which in Which::of(domain)? {
-        let disks = disks(domain, pool, which)?;
-        if disks.iter().any(|has| has.attachment.is_root() && has.attachment.volume != instance) {
+        if Attachment::root_of(&volumes_in(domain, pool, instance, which)?).is_some() {
             return Ok(true);
         }
     }
@@ -412,14 +397,14 @@ fn why_unusable(
     instance: InstanceId,
     volume: InstanceId,
 ) -> Result<Option<CallError>, CallError> {
-    let uses = uses(connect, pool, volume)?;
-    if let Err(error) = uses.iter().try_for_each(|one| one.has.refuse_astray(pool)) {
-        return Ok(Some(error));
-    }
     if !pool.has_volume(volume)? {
         return Ok(Some(CallError::Refused(format!("the disk of volume {volume} is not there"))));
     }
     if let Err(error) = pool.refuse_snapshots(volume) {
+        return Ok(Some(error));
+    }
+    let uses = uses(connect, pool, volume)?;
+    if let Err(error) = uses.iter().try_for_each(|one| one.has.refuse_astray(pool)) {
         return Ok(Some(error));
     }
     let other = foremost(uses).filter(|user| user.instance != instance);
@@ -584,36 +569,6 @@ mod tests {
             format!("<disk device='disk'><source {source}/><target dev='{device}'/>{serial}</disk>")
         };
         format!("<domain><devices>{}</devices></domain>", disks.iter().map(disk).collect::<String>())
-    }
-
-    #[test]
-    fn a_serial_number_is_a_volumes_where_there_is_one_and_an_operators_own_elsewhere() {
-        let directory = tempfile::tempdir().unwrap();
-        let pool = Pool::new("p", &directory.path().join("disks"));
-        let make = || {
-            std::fs::create_dir(&pool.path).unwrap();
-            Ok(())
-        };
-        pool.make_ready(make).unwrap();
-        let [volume, left, gone] = ["7d", "8d", "9d"].map(id);
-        std::fs::write(pool.volume_path(left), "").unwrap();
-        let (in_place, away) = (pool.volume_path(volume), format!("file='/away/{gone}.qcow2'"));
-        let in_place = format!("file='{}'", in_place.display());
-        let of_volumes = |disks: &[(&str, &str, Option<InstanceId>)]| {
-            let has = has_of(&domain(disks), &pool).unwrap();
-            assert_eq!(has.len(), disks.len(), "who looks for one finds it");
-            has.iter().map(|has| has.is_of_volume(&pool)).collect::<Vec<_>>()
-        };
-        let all = [
-            (in_place.as_str(), "vdb", Some(volume)),
-            ("dev='/dev/x'", "vdc", Some(left)),
-            (away.as_str(), "vdd", Some(gone)),
-            ("dev='/dev/x'", "vde", Some(gone)),
-        ];
-        assert_eq!(of_volumes(&all), [true, true, true, false]);
-        // While its file system is away nobody knows what is there.
-        std::fs::remove_dir_all(&pool.path).unwrap();
-        assert_eq!(of_volumes(&all), [true; 4]);
     }
 
     #[test]
