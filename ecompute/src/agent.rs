@@ -58,6 +58,7 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     tokio::select! {
         taken = taken => taken?,
         () = shutdown.cancelled() => return Ok(()),
+        never = service::vouch(async || true) => match never {},
     }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
     let store: Arc<dyn Store> =

@@ -374,11 +374,17 @@ fn read(path: &Path) -> Result<Option<String>, StorageError> {
 pub(crate) async fn join(parts: &Parts) -> PlacementResult<()> {
     let (placement, node) = (&parts.placement, parts.node);
     let shared = parts.settings.shared.as_ref().map(|shared| &shared.storage);
-    // An operator may have let it in by mistake: what others claim of a storage would be taken of its own disks.
-    leave_others(placement, parts, shared).await?;
+    let used = parts.settings.state_dir.join(USED);
+    match leave_others(placement, parts, shared).await {
+        // By mistake: it never had its disks there.
+        Err(error @ PlacementError::Invalid(_)) if !used.exists() => {
+            tracing::error!(%error, "what is claimed of that storage may be taken of this node's own disks");
+        }
+        left => left?,
+    }
     if shared.is_none() {
         // From now on guests' disks lie with this node.
-        fs::remove_file(parts.settings.state_dir.join(USED)).ok();
+        fs::remove_file(used).ok();
     }
     let Some(storage) = shared else { return Ok(()) };
     placement.join_shared(storage, node).await.map_err(|error| match error {
@@ -397,7 +403,7 @@ async fn leave_others(
 ) -> PlacementResult<()> {
     let storages = placement.shared_by(parts.node).await?;
     for storage in storages.iter().filter(|storage| Some(*storage) != stays) {
-        tracing::info!(storage = storage.name, "this node's guests have their disks there no more");
+        tracing::info!(storage = storage.name, "this node's guests have their disks elsewhere: leaving it");
         let node = parts.node;
         placement.leave_shared(storage, node).await.map_err(|error| match error {
             PlacementError::Denied { status: 403, .. } => PlacementError::Invalid(format!(

@@ -70,9 +70,6 @@ pub async fn restore_snapshot(
             view.status
         )));
     }
-    if view.reason.as_deref() == Some(NOT_WHOLE) {
-        return Err(CloudError::Refused(format!("snapshot {name} cannot be restored: {NOT_WHOLE}")));
-    }
     let Some(instance) = view.copy_of else {
         return Err(CloudError::Refused(format!("nobody knows whose {name} is")));
     };
@@ -92,6 +89,10 @@ pub async fn restore_snapshot(
     let mut held = Held::of(name, instance, &machine)?;
     if kept.is_none() && !held.is_locked {
         // Before anything is locked for it.
+        if view.reason.as_deref() == Some(NOT_WHOLE) {
+            let name = held.snapshot;
+            return Err(CloudError::Refused(format!("snapshot {name} cannot be restored: {NOT_WHOLE}")));
+        }
         held.could_be(cloud, &view, &machine, grace).await?;
     }
     // One that broke off after it had stopped it, or unlocked it, left word of that here.
@@ -279,10 +280,8 @@ impl Held {
         let has = self.volumes(asker.cloud).await?;
         for volume in &view.beside {
             if !has.iter().any(|has| has.volume == *volume) {
-                let is_there = match find_placed(asker.cloud, *volume).await {
-                    Err(CloudError::NotFound(_)) => false,
-                    found => found.map(|_| true)?,
-                };
+                let found = find_placed(asker.cloud, *volume).await;
+                let is_there = !matches!(found, Err(CloudError::NotFound(_)));
                 (asker.told)(Restoring::Left { volume: *volume, is_there });
             }
         }

@@ -104,10 +104,19 @@ async fn lacking(
         tokio::try_join!(cloud.placement.inventory(*provider), cloud.placement.usages(*provider))
     });
     let providers: BTreeSet<NodeId> = held.allocations.keys().copied().chain([node]).collect();
-    let traits = providers.into_iter().map(|provider| cloud.placement.traits(provider));
+    let traits = providers.into_iter().map(async |provider| {
+        let traits = cloud.placement.traits(provider).await?;
+        Ok::<_, PlacementError>((provider, traits))
+    });
     let (provider, traits, rooms) =
         tokio::try_join!(cloud.placement.provider(node), try_join_all(traits), try_join_all(rooms))?;
-    let traits = traits.into_iter().flatten().collect();
+    let demands = Demands::of(query);
+    // What one of several groups must not have may be of another's provider.
+    let counts = |provider: NodeId, name: &String| provider == node || !demands.forbidden.contains(name);
+    let traits = traits
+        .into_iter()
+        .flat_map(|(provider, traits)| traits.into_iter().filter(move |name| counts(provider, name)));
+    let traits = traits.collect();
     let name = provider.map_or_else(|| node.to_string(), |provider| provider.name);
     let mut host = Host { name, traits, ..Host::default() };
     let mut most: BTreeMap<String, u64> = BTreeMap::new();
@@ -121,7 +130,7 @@ async fn lacking(
     }
     let has = total(&held.allocations);
     let grows = more(&has, wanted);
-    let lack = lack_of(node, &host, &Demands { total: grows.clone(), ..Demands::of(query) });
+    let lack = lack_of(node, &host, &Demands { total: grows.clone(), ..demands });
     if !lack.is_nothing() {
         return Ok(Some(lack));
     }

@@ -33,14 +33,25 @@ pub async fn is_made(cloud: &Cloud, disk: InstanceId) -> CloudResult<bool> {
     Ok(volumes::copied(kind_of(&known).unwrap_or_default(), known.status.record()).is_ok())
 }
 
+/// So many copies of copies are followed: two may be copies of each other.
+const COPIES: usize = 16;
+
 /// What the disk that an image is a copy of was made of first, as far as records tell; nothing where it is no copy.
 pub(crate) async fn made_of(cloud: &Cloud, image: &ImageRef) -> Option<ImageRef> {
-    let CopyOf { disk, held, .. } = image.copied()?;
-    let known = find_placed(cloud, held.unwrap_or(disk)).await.ok()?.record?;
-    match Attachment::root_of(&known.volumes) {
-        Some(root) => find_placed(cloud, root).await.ok()?.record?.image().cloned(),
-        None => known.image().cloned(),
+    let mut of = image.clone();
+    for _ in 0..COPIES {
+        let CopyOf { disk, held, .. } = of.copied()?;
+        let mut record = find_placed(cloud, held.unwrap_or(disk)).await.ok()?.record?;
+        if let Some(root) = Attachment::root_of(&record.volumes) {
+            record = find_placed(cloud, root).await.ok()?.record?;
+        }
+        if let Some(first) = record.image() {
+            return Some(first.clone());
+        }
+        // An older release's, which does not tell it.
+        of = record.spec.image;
     }
+    None
 }
 
 impl Source {

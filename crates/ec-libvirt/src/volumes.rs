@@ -116,7 +116,7 @@ pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) ->
         None => Ok(()),
         Some(Astray::In(file)) => Err(moved_to(&file, pool, disk)),
         Some(Astray::Nowhere) => Err(CallError::Refused(format!(
-            "its domain has neither {} nor another disk in the place of that: attach it again, or define the domain by hand",
+            "its domain has neither {} nor another disk in the place of that: attach it again, or take that file away",
             pool.volume_path(disk).display()
         ))),
     }
@@ -472,16 +472,20 @@ pub(crate) fn set(
         }
         documents.push((which, files, has));
     }
-    let mut trouble = Vec::new();
+    let (mut trouble, begun) = (Vec::new(), Instant::now());
     for (which, files, has) in documents {
         let goes = files.into_iter().filter(|has| !wanted.contains(&has.attachment)).collect();
-        let (kept, why): (Vec<_>, Vec<_>) = take(&domain, pool, instance, which, goes)?.into_iter().unzip();
+        let (kept, why): (Vec<_>, Vec<_>) =
+            take(&domain, pool, instance, which, goes, begun)?.into_iter().unzip();
         trouble.extend(why);
         for missing in wanted.iter().filter(|wanted| !has.contains(wanted)) {
             // Of that is told already.
             let is_in_the_way =
                 |kept: &Attachment| kept.device == missing.device || kept.volume == missing.volume;
-            if !kept.iter().any(is_in_the_way) {
+            if begun.elapsed() > ASKING {
+                let why = format!("there is trouble with others, and {} comes the next time", missing.device);
+                trouble.push(CallError::Refused(why));
+            } else if !kept.iter().any(is_in_the_way) {
                 trouble.extend(give(connect, &domain, pool, instance, which, missing).err());
             }
         }
@@ -501,9 +505,9 @@ fn take(
     instance: InstanceId,
     which: Which,
     goes: Vec<Has>,
+    begun: Instant,
 ) -> Result<Vec<(Attachment, CallError)>, CallError> {
     let (mut kept, mut asked) = (Vec::new(), Vec::new());
-    let begun = Instant::now();
     for goes in goes {
         let in_place = goes.refuse_astray(pool);
         let volume = goes.attachment;
@@ -520,11 +524,11 @@ fn take(
         }
     }
     // Asked before, it may be at it; what counts is whether it is gone.
-    let begun = Instant::now();
+    let asked_all = Instant::now();
     loop {
         let has = volumes_in(domain, pool, instance, which)?;
         asked.retain(|(volume, _)| has.contains(volume));
-        if asked.is_empty() || which == Which::Next || begun.elapsed() > PATIENCE {
+        if asked.is_empty() || which == Which::Next || asked_all.elapsed() > PATIENCE {
             break;
         }
         std::thread::sleep(PAUSE);

@@ -384,11 +384,10 @@ impl PlacementClient {
         if own.aggregates.is_empty() {
             return Ok(Vec::new());
         }
-        let of: Vec<String> = own.aggregates.iter().map(ToString::to_string).collect();
-        let query = [("member_of", format!("in:{}", of.join(",")))];
-        let body: ProvidersBody = self.wire.get("resource_providers", &query).await?;
-        let storages = body.resource_providers.iter().filter_map(Provider::storage);
-        Ok(storages.filter(|storage| own.aggregates.contains(&storage.aggregate())).collect())
+        // Of its aggregates there may be many, and of their members more.
+        let mut storages = self.shared_storages().await?;
+        storages.retain(|storage| own.aggregates.contains(&storage.aggregate()));
+        Ok(storages)
     }
 
     /// Changes which aggregates a provider is in.

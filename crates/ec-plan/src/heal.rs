@@ -1,7 +1,8 @@
 //! What an etcd that lost it is told again of an instance, by what its node holds.
 //!
 //! The request that is made of it finds everything done: nothing that runs is started, ended, made anew or given another
-//! size by it. So a wish that was under way when etcd lost it is left out, and that is told; a user may wish it again.
+//! size by it. So a wish that was under way when etcd lost it is left out, and that is told; a user may wish it again. But a volume is
+//! still to grow, which does nothing where it has grown.
 
 use ec_model::{
     AccessWish, Assigned, Desired, Doc, Edition, Extent, Held, Instance, NodeId, Request, Rescue, Resize,
@@ -140,7 +141,7 @@ impl Heard {
 fn leave_unheard(heard: Heard, wanted: &mut Instance, notes: &mut Notes) {
     let Some(spec) = heard.spec else { return };
     if wanted.spec.image != spec.image {
-        wanted.spec.image = spec.image;
+        (wanted.spec.image, wanted.made_of) = (spec.image, None);
         notes.add(NO_NEW_DISK);
     }
     if wanted.spec.resources != spec.resources {
@@ -216,7 +217,7 @@ fn undo_rebuild(held: &Held, wanted: &mut Instance, order: &mut Request, notes: 
     let done = held.rebuilt.as_ref().map(|rebuilt| rebuilt.wished_at);
     let Some(wish) = order.rebuild.take_if(|wish| Some(wish.wished_at) > done) else { return };
     if let Some(before) = wish.before {
-        wanted.spec.image = before;
+        (wanted.spec.image, wanted.made_of) = (before, None);
     }
     notes.add(NO_NEW_DISK);
 }

@@ -289,7 +289,7 @@ pub(crate) const WITHOUT_DISK: &str = "; the rest is kept until it is destroyed"
 
 /// What is told of a snapshot of several disks some of which are there no more.
 pub const NOT_WHOLE: &str =
-    "one of its disks is gone: of the others `eschedule volume restore` makes volumes anew";
+    "one of its disks is gone: the others can be copied on (`eschedule volume restore`, `eschedule rebuild`)";
 
 /// What is told besides of one that did not run when its disk was missed: it is left when that is there again.
 pub const AND_STOPPED: &str = ", and it was stopped";

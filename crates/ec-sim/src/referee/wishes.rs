@@ -68,6 +68,7 @@ impl Wish {
             // Whoever brings a machine back says that it has the volume that it has.
             attached: if self.brings_back || is.attached.is_none() { was.attached } else { is.attached },
             spec: with_image_of(restores, &was.spec, &is.spec),
+            made_of: if restores { was.made_of.clone() } else { is.made_of.clone() },
             ..is.clone()
         };
         let [before, after] = &self.order;
