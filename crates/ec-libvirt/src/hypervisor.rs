@@ -574,7 +574,11 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
-            volumes::refuse_astray(connect, &pool, instance)?;
+            // Nor is it defined with what was left behind of a disk of its that somebody moved.
+            let disks = std::iter::once(instance).chain(spec.volumes.iter().map(|has| has.volume));
+            for disk in disks {
+                volumes::refuse_astray(connect, &pool, disk)?;
+            }
             volumes::kept(connect, node, &pool, &spec)?;
             domain::persist(connect, node, instance, &document?)
         };
