@@ -20,8 +20,13 @@ pub(crate) async fn heal(world: &Arc<World>) {
         say(world, format!("keeps the agent of {} down", Actor::Agent(computer.node, 0)));
         computer.keep_down(true);
     }
+    // Who was to be killed with the answer of a replica that slept till now was killed after that.
+    sleep(Duration::from_secs(5)).await;
+    for computer in world.computers.iter().filter(|computer| !computer.is_up()) {
+        computer.start(world);
+    }
     // Calls that are late by the most come till then.
-    sleep(Duration::from_secs(95)).await;
+    sleep(Duration::from_secs(90)).await;
     if let Some(computer) = dead {
         world.judge(|referee, world| referee.is_marked(world, computer.node));
         computer.keep_down(false);
