@@ -1,6 +1,7 @@
 //! Putting the agent together, and taking it apart in the right order.
 
 use std::{
+    convert::Infallible,
     sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
@@ -34,6 +35,8 @@ use crate::{
 
 /// Placement gets so long to take the lock when the agent ends.
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
+/// A start that is refused for what lies on this host is refused within so long.
+const REFUSED_AT_ONCE: Duration = Duration::from_secs(10);
 /// How soon packet rules come back that somebody took away.
 const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 
@@ -58,7 +61,7 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     tokio::select! {
         taken = taken => taken?,
         () = shutdown.cancelled() => return Ok(()),
-        never = service::vouch(async || true) => match never {},
+        never = waits() => match never {},
     }
     tracing::info!(%node, name = settings.name, version = env!("CARGO_PKG_VERSION"), "starting");
     let store: Arc<dyn Store> =
@@ -86,6 +89,12 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         served.await.context("the agent's port broke")?;
     }
     ended
+}
+
+/// Says that the agent waits for its storage, or for placement, where that takes longer than what is refused at once.
+async fn waits() -> Infallible {
+    tokio::time::sleep(REFUSED_AT_ONCE).await;
+    service::vouch(async || true).await
 }
 
 /// An etcd of which this node's user-data is opened.

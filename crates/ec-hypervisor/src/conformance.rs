@@ -76,15 +76,7 @@ async fn used(hypervisor: &dyn Hypervisor, instance: InstanceId) -> Option<Usage
 
 /// `observe` and `list` must tell the same.
 async fn expect(hypervisor: &dyn Hypervisor, instance: InstanceId, domain: Option<RunState>, volume: bool) {
-    let wanted = Observed {
-        domain,
-        volume,
-        successor: false,
-        transient: false,
-        rescued: false,
-        volumes: 0,
-        copies: 0,
-    };
+    let wanted = Observed { domain, volume, ..Observed::default() };
     assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
     let listed = hypervisor.list().await.expect("list").remove(&instance);
     assert_eq!(listed.unwrap_or_default(), wanted, "list {instance}");
@@ -323,15 +315,7 @@ async fn a_guest_is_started_from_its_rescue_disk_and_from_its_own_again(
 ) {
     let spec = small_domain(instance);
     let expect = async |state, rescued| {
-        let wanted = Observed {
-            domain: Some(state),
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued,
-            volumes: 0,
-            copies: 0,
-        };
+        let wanted = Observed { domain: Some(state), volume: true, rescued, ..Observed::default() };
         assert_eq!(hypervisor.observe(instance).await.expect("observe"), wanted, "observe {instance}");
         let listed = hypervisor.list().await.expect("list").remove(&instance);
         assert_eq!(listed, Some(wanted), "list {instance}");

@@ -1,16 +1,12 @@
 //! What users want, and where it is.
 
-use std::{
-    collections::BTreeMap,
-    fmt,
-    hash::{DefaultHasher, Hash, Hasher},
-};
+use std::{collections::BTreeMap, fmt};
 
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use url::Url;
 
-use super::{Attachment, Extent, PowerWish, Resources, Restart, Workload};
+use super::{Attachment, Extent, PowerWish, Resources, Restart, Workload, volume::fingerprint};
 use crate::{ImageId, InstanceId, NodeId, RequestId, request_id::overlooked};
 
 /// The intent: an instance that somebody wants, and where it is. Written by control tools only: before anything is
@@ -164,14 +160,7 @@ impl CopyOf {
 
     /// Tells one set of copied disks from another within one process; 0 of none.
     pub fn fingerprint(disks: &[InstanceId]) -> u64 {
-        if disks.is_empty() {
-            return 0;
-        }
-        let mut sorted: Vec<&InstanceId> = disks.iter().collect();
-        sorted.sort_unstable();
-        let mut hasher = DefaultHasher::new();
-        sorted.hash(&mut hasher);
-        hasher.finish()
+        fingerprint(disks)
     }
 
     fn parse(url: &str) -> Option<Self> {

@@ -85,15 +85,20 @@ impl Attachment {
 
     /// Tells one set of volumes from another within one process; 0 of none.
     pub fn fingerprint(volumes: &[Self]) -> u64 {
-        if volumes.is_empty() {
-            return 0;
-        }
-        let mut sorted: Vec<&Self> = volumes.iter().collect();
-        sorted.sort();
-        let mut hasher = DefaultHasher::new();
-        sorted.hash(&mut hasher);
-        hasher.finish()
+        fingerprint(volumes)
     }
+}
+
+/// Tells one set from another within one process; 0 of none.
+pub(super) fn fingerprint<T: Ord + Hash>(set: &[T]) -> u64 {
+    if set.is_empty() {
+        return 0;
+    }
+    let mut sorted: Vec<&T> = set.iter().collect();
+    sorted.sort_unstable();
+    let mut hasher = DefaultHasher::new();
+    sorted.hash(&mut hasher);
+    hasher.finish()
 }
 
 #[cfg(test)]

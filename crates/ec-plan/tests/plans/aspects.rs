@@ -109,15 +109,7 @@ fn well() -> Facts {
         on_volume: false,
         copied_by: None,
         status: status(State::Active, None, true, true),
-        observed: Observed {
-            domain: RUNS,
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
+        observed: Observed { domain: RUNS, volume: true, ..Observed::default() },
         unseen: false,
         record: KEPT,
         buried: false,
@@ -134,18 +126,7 @@ fn well() -> Facts {
 }
 
 fn seen(domain: Option<RunState>, volume: bool, transient: bool) -> Facts {
-    Facts {
-        observed: Observed {
-            domain,
-            volume,
-            successor: false,
-            transient,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
-        ..well()
-    }
+    Facts { observed: Observed { domain, volume, transient, ..Observed::default() }, ..well() }
 }
 
 fn with(allocation: Allocation, facts: Facts) -> Facts {
@@ -326,15 +307,7 @@ fn a_guest_that_runs_is_told_as_what_it_is_by_its_address() {
 fn what_never_ran_is_told_claimed_for_and_built_and_swept_where_it_failed() {
     let new = |state: Option<State>, allocation, domain, volume| Facts {
         status: state.map_or(StatusFacts::Absent, |state| status(state, None, false, false)),
-        observed: Observed {
-            domain,
-            volume,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
+        observed: Observed { domain, volume, ..Observed::default() },
         record: RecordFacts::Kept {
             started: false,
             rebuilt: None,
@@ -378,27 +351,11 @@ fn a_guest_that_no_request_speaks_of_is_kept_and_counted_and_what_never_ran_is_s
         wanted: Wanted::Nothing,
         status: StatusFacts::Absent,
         record,
-        observed: Observed {
-            domain,
-            volume,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
+        observed: Observed { domain, volume, ..Observed::default() },
         ..well()
     };
     let transient = |record| Facts {
-        observed: Observed {
-            domain: RUNS,
-            volume: true,
-            successor: false,
-            transient: true,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
+        observed: Observed { domain: RUNS, volume: true, transient: true, ..Observed::default() },
         ..left(RUNS, true, record)
     };
     let runs = || left(RUNS, true, KEPT);

@@ -27,15 +27,7 @@ fn facts(domain: RunState, state: State, start_noted: bool) -> Facts {
             start_noted,
             restarts: 0,
         }),
-        observed: Observed {
-            domain: Some(domain),
-            volume: true,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
+        observed: Observed { domain: Some(domain), volume: true, ..Observed::default() },
         record: RecordFacts::Kept {
             started: true,
             rebuilt: None,
@@ -249,18 +241,8 @@ fn whatever_says_that_a_guest_ran_is_believed_and_nothing_else() {
         }),
         ..nothing()
     };
-    let seen = |domain, volume| Facts {
-        observed: Observed {
-            domain,
-            volume,
-            successor: false,
-            transient: false,
-            rescued: false,
-            volumes: 0,
-            copies: 0,
-        },
-        ..nothing()
-    };
+    let seen =
+        |domain, volume| Facts { observed: Observed { domain, volume, ..Observed::default() }, ..nothing() };
     let kept = |record| Facts { record, ..seen(None, true) };
     assert!(!ran(&nothing()));
     for state in [State::Active, State::Paused, State::Stopped, State::Unclaimed] {
