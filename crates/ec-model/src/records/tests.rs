@@ -292,6 +292,27 @@ fn an_instance_is_where_it_was_assigned() {
     assert_eq!(keys.membership(&instance), None);
     assert_eq!(USER_DATA_MAX, 65_536);
 
+    // Whichever is told first.
+    let disks = [1, 2].map(|n| InstanceId::new(uuid::Uuid::from_u128(n)));
+    let all = CopyOf::fingerprint(&disks);
+    assert_eq!((CopyOf::fingerprint(&[]), CopyOf::fingerprint(&[disks[1], disks[0]])), (0, all));
+    assert!(![0, CopyOf::fingerprint(&disks[..1]), CopyOf::fingerprint(&disks[1..])].contains(&all));
+
+    // Of a copy what was copied tells it, as far as that is known.
+    let (of, none) = (ImageRef::at("http://h/debian.qcow2"), ImageRef::default());
+    let copy = ImageRef::copy_of(&CopyOf::disk(Workload::Machine, instance.instance));
+    let mut made = |image: &ImageRef, made_of: Option<&ImageRef>| {
+        (instance.spec.image, instance.made_of) = (image.clone(), made_of.cloned());
+        instance.image().cloned()
+    };
+    assert_eq!(made(&of, None), Some(of.clone()));
+    assert_eq!(made(&copy, Some(&of)), Some(of.clone()));
+    assert_eq!([made(&copy, None), made(&none, None), made(&none, Some(&of))], [None, None, None]);
+    // One that was made of an image since is that.
+    let other = ImageRef::at("http://h/other.qcow2");
+    assert_eq!(made(&other, Some(&of)), Some(other.clone()));
+    made(&other, None);
+
     // Who does not know volumes does not read of them, and of nothing else is anything new to anybody.
     let volumes = vec![Attachment { volume: instance.instance, device: "vdb".to_owned() }];
     assert_eq!(instance.format(), 1);
