@@ -15,7 +15,7 @@ use std::{
 
 use bytes::BytesMut;
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{find_placed, resolve};
+use ec_cloud::{find_if_any, find_placed, resolve};
 use ec_model::{AccessKind, Attachment, InstanceId};
 use ec_runtime::exit::{Failure, INTERRUPTED, NOBODY_READS, print, tell};
 use printed::Printed;
@@ -302,7 +302,7 @@ async fn ssh(
     // Addresses are given to others in time; an instance's uuid is not.
     let volumes = known.record.as_ref().map(|record| &record.volumes[..]).unwrap_or_default();
     let root = match Attachment::root_of(volumes) {
-        Some(root) => login::find(&session.cloud, root).await?,
+        Some(root) => find_if_any(&session.cloud, root).await?,
         None => None,
     };
     let root = root.as_ref().and_then(|root| root.status.record());

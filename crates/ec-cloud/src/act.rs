@@ -205,7 +205,7 @@ async fn wish(
             }
             let image = image.as_ref().unwrap_or(its_own);
             can_be_made_of(cloud, &known, image).await?;
-            made_of = source::made_of(cloud, image).await;
+            made_of = source::origin(cloud, image).await;
         }
         // Its own image it was made of already, whatever that has been said to need since.
         if let Wish::Rescue(Some(image)) = &wish {

@@ -85,7 +85,7 @@ pub(crate) enum Back {
 impl Intent {
     /// Writes record and name of a new instance. A name that is taken is refused, with who bears it.
     pub(crate) async fn write(cloud: &Cloud, wanted: &Wanted<'_>, spec: &Spec) -> CloudResult<Self> {
-        let made_of = source::made_of(cloud, &spec.image).await;
+        let made_of = source::origin(cloud, &spec.image).await;
         for _ in 0..TRIES {
             let mut intent = Self::new(cloud, wanted, spec);
             intent.record.made_of.clone_from(&made_of);

@@ -36,22 +36,61 @@ pub async fn is_made(cloud: &Cloud, disk: InstanceId) -> CloudResult<bool> {
 /// So many copies of copies are followed: two may be copies of each other.
 const COPIES: usize = 16;
 
-/// What the disk that an image is a copy of was made of first, as far as records tell; nothing where it is no copy.
-pub(crate) async fn made_of(cloud: &Cloud, image: &ImageRef) -> Option<ImageRef> {
-    let mut of = image.clone();
+/// What a disk is made of first that this is the image of, as far as records tell: of a copy what the copied disk is made of.
+///
+/// # Errors
+/// etcd does not answer, or something of that cannot be read.
+pub async fn made_of(cloud: &Cloud, image: &ImageRef) -> CloudResult<Option<ImageRef>> {
+    let mut image = Some(image.clone()).filter(|image| !image.is_none());
     for _ in 0..COPIES {
-        let CopyOf { disk, held, .. } = of.copied()?;
-        let mut record = find_placed(cloud, held.unwrap_or(disk)).await.ok()?.record?;
-        if let Some(root) = Attachment::root_of(&record.volumes) {
-            record = find_placed(cloud, root).await.ok()?.record?;
-        }
-        if let Some(first) = record.image() {
-            return Some(first.clone());
-        }
-        // An older release's, which does not tell it.
-        of = record.spec.image;
+        let Some(CopyOf { disk, held, .. }) = image.as_ref().and_then(ImageRef::copied) else {
+            return Ok(image);
+        };
+        image = match find_if_any(cloud, held.unwrap_or(disk)).await? {
+            Some(known) => image_of(cloud, &known).await?,
+            None => None,
+        };
     }
-    None
+    Ok(None)
+}
+
+/// The same where it is a copy, for its record: nothing hangs on it.
+pub(crate) async fn origin(cloud: &Cloud, image: &ImageRef) -> Option<ImageRef> {
+    image.copied()?;
+    made_of(cloud, image).await.ok().flatten()
+}
+
+/// What is told to be the image of its disk, or of the volume that it boots from; of a copy, where that is told, of what was copied.
+///
+/// # Errors
+/// As [`made_of`].
+pub async fn image_of(cloud: &Cloud, known: &Known) -> CloudResult<Option<ImageRef>> {
+    let root = known.record.as_ref().and_then(|record| Attachment::root_of(&record.volumes));
+    let root = match root {
+        Some(root) => match find_if_any(cloud, root).await? {
+            None => return Ok(None),
+            root => root,
+        },
+        None => None,
+    };
+    let known = root.as_ref().unwrap_or(known);
+    if let Some(image) = known.record.as_ref().and_then(|record| record.image()) {
+        return Ok(Some(image.clone()));
+    }
+    let wanted = known.record.as_ref().map(|record| &record.spec);
+    let spec = wanted.or_else(|| known.request.record()?.spec.as_ref());
+    Ok(spec.map(|spec| spec.image.clone()).filter(|image| !image.is_none()))
+}
+
+/// One that may be gone.
+///
+/// # Errors
+/// As [`made_of`].
+pub async fn find_if_any(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<Known>> {
+    match find_placed(cloud, instance).await {
+        Err(CloudError::NotFound(_)) => Ok(None),
+        found => found.map(Some),
+    }
 }
 
 impl Source {

@@ -161,21 +161,19 @@ impl Pool {
         }
     }
 
-    /// Whether there is a disk that is to replace the instance's own, or what was begun of a copy for it.
-    pub(crate) fn has_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
-        let begun = self.has(&self.successor_path(instance))? || !self.parts_of(instance)?.is_empty();
-        Ok(begun || (!self.has_volume(instance)? && !self.copies_of(instance)?.is_empty()))
+    /// Whether there is a disk that is to replace the instance's own, or what was begun of a copy for it; and the disks of which a
+    /// snapshot has copies beside its first.
+    pub(crate) fn beside(&self, instance: InstanceId) -> Result<(bool, Vec<InstanceId>), CallError> {
+        let files = self.files_of(instance)?;
+        let copies: Vec<_> = files.iter().filter_map(|file| Some(copy(name_of(file))?.1)).collect();
+        let begun = self.has(&self.successor_path(instance))?
+            || files.iter().any(|file| part(name_of(file)).is_some());
+        Ok((begun || (!self.has_volume(instance)? && !copies.is_empty()), copies))
     }
 
     /// Whether there is one that can be put in its disk's place.
     pub(crate) fn has_whole_successor(&self, instance: InstanceId) -> Result<bool, CallError> {
         self.has(&self.successor_path(instance))
-    }
-
-    /// The disks of which a snapshot has copies beside its first.
-    pub(crate) fn copied(&self, snapshot: InstanceId) -> Result<Vec<InstanceId>, CallError> {
-        let files = self.files_of(snapshot)?;
-        Ok(files.iter().filter_map(|file| Some(copy(name_of(file))?.1)).collect())
     }
 
     /// What lies in it, by names alone.
@@ -724,13 +722,13 @@ mod tests {
         successors.dedup();
         assert_eq!((volumes, handed_over), (vec![instance], vec![fifth]));
         assert_eq!(
-            (copies, pool.copied(instance).unwrap()),
+            (copies, pool.beside(instance).unwrap().1),
             (HashMap::from([(instance, vec![other])]), vec![other])
         );
         assert_eq!(successors, [other, third, fourth]);
-        assert!(pool.has_successor(fourth).unwrap());
-        assert!(pool.has_successor(other).unwrap() && !pool.has_successor(instance).unwrap());
-        assert!(pool.has_successor(third).unwrap());
+        assert!(pool.beside(fourth).unwrap().0);
+        assert!(pool.beside(other).unwrap().0 && !pool.beside(instance).unwrap().0);
+        assert!(pool.beside(third).unwrap().0);
         let mut parts = pool.parts_of(third).unwrap();
         parts.sort_unstable();
         let both = [None, Some(other)].map(|disk| (pool.part_path(third, instance, disk), instance));
@@ -766,7 +764,7 @@ mod tests {
             let not_now = |error| matches!(error, CallError::NotNow(_));
             assert!(not_now(pool.contents().unwrap_err()));
             assert!(not_now(pool.has_volume(instance).unwrap_err()));
-            assert!(not_now(pool.has_successor(instance).unwrap_err()));
+            assert!(not_now(pool.beside(instance).unwrap_err()));
             assert!(not_now(pool.has_whole_successor(instance).unwrap_err()));
             assert!(not_now(pool.remove(None, instance).unwrap_err()));
             assert!(not_now(pool.make_ready(|| panic!("it is not made anew")).unwrap_err()));

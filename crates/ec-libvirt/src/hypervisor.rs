@@ -395,8 +395,8 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             let volume = pool.has_volume(instance)? || moving::take_in(&pool, instance)?;
-            let successor = pool.has_successor(instance)?;
-            let copies = if volume { CopyOf::fingerprint(&pool.copied(instance)?) } else { 0 };
+            let (successor, copies) = pool.beside(instance)?;
+            let copies = if volume { CopyOf::fingerprint(&copies) } else { 0 };
             let mut observed = Observed { volume, successor, copies, ..Observed::default() };
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) => {

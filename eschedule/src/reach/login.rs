@@ -6,55 +6,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_cloud::{Cloud, CloudError, Known, find_placed};
-use ec_model::{Attachment, ImageRef, InstanceId};
+use ec_cloud::{Cloud, CloudError, Known, image_of};
+use ec_model::ImageRef;
 
 use crate::image::distribution;
 
 /// Images that want another user say so to this one.
 pub(super) const ROOT: &str = "root";
 
-/// So many copies of copies are followed: two may be copies of each other.
-const COPIES: usize = 16;
-
-/// What the disk that an instance boots from is made of, as far as records tell: of a copy what the copied disk is made of.
+/// What the disk that an instance boots from is made of, as far as records tell.
 pub(super) async fn made_of(cloud: &Cloud, known: &Known) -> Result<Option<ImageRef>, CloudError> {
-    let mut image = own(cloud, known).await?;
-    // Of an older release's, which do not tell it themselves.
-    for _ in 0..COPIES {
-        let Some(copied) = image.as_ref().and_then(ImageRef::copied) else { return Ok(image) };
-        image = match find(cloud, copied.held.unwrap_or(copied.disk)).await? {
-            Some(known) => own(cloud, &known).await?,
-            None => None,
-        };
-    }
-    Ok(None)
-}
-
-/// What is told to be the image of its disk, or of the volume that it boots from.
-async fn own(cloud: &Cloud, known: &Known) -> Result<Option<ImageRef>, CloudError> {
-    let root = known.record.as_ref().and_then(|record| Attachment::root_of(&record.volumes));
-    let root = match root {
-        Some(root) => match find(cloud, root).await? {
-            None => return Ok(None),
-            root => root,
-        },
-        None => None,
-    };
-    let known = root.as_ref().unwrap_or(known);
-    if let Some(image) = known.record.as_ref().and_then(|record| record.image()) {
-        return Ok(Some(image.clone()));
-    }
-    let wanted = known.record.as_ref().map(|record| &record.spec);
-    let spec = wanted.or_else(|| known.request.record()?.spec.as_ref());
-    Ok(spec.map(|spec| spec.image.clone()).filter(|image| !image.is_none()))
-}
-
-/// One that may be gone.
-pub(super) async fn find(cloud: &Cloud, instance: InstanceId) -> Result<Option<Known>, CloudError> {
-    match find_placed(cloud, instance).await {
-        Err(CloudError::NotFound(_)) => Ok(None),
-        found => found.map(Some),
+    match image_of(cloud, known).await? {
+        Some(image) => ec_cloud::made_of(cloud, &image).await,
+        None => Ok(None),
     }
 }
 
