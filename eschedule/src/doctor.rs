@@ -316,7 +316,7 @@ fn of_images(
             unrecorded.iter().map(ToString::to_string),
             &format!("lie at {url}, and etcd has no record of them"),
             &format!(
-                "`eschedule image add NAME {url}/UUID` gives one a record; what nobody needs is deleted by hand"
+                "`eschedule image add NAME {url}/UUID` makes an image of the bytes of one; what nobody needs is deleted by hand"
             ),
         ),
     ];
@@ -424,7 +424,7 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
     }
     if !node.alive {
         let found = format!("its agent is not alive, and {}", holds(node));
-        let mend = "start `ecompute` there; `ecompute --check` tells what is in its way";
+        let mend = "start `ecompute` there; `ecompute --check` tells what is in its way. One that never comes back can be forgotten: docs/operations.md, Nodes";
         return vec![Finding::failed(part, found, mend)];
     }
     // Who is alive told its release, if anybody can read it.

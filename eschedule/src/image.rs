@@ -177,6 +177,8 @@ pub(crate) fn known(text: &str) -> Option<&'static str> {
 /// Where a new image comes from.
 enum Source {
     At(ImageRef),
+    /// Bytes that lie in the image store, of another image.
+    Stored(ImageRef),
     Disk(ImageRef),
     File(PathBuf),
     Standard,
@@ -278,6 +280,10 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             let sender = fetched::sender(&at.url).await?;
             send::send(session, &new, send::From::Here(sender), &at).await
         }
+        Source::Stored(at) => {
+            let sender = fetched::stored(&store(session)?, &at.url).await?;
+            send::send(session, &new, send::From::Here(sender), &at).await
+        }
         Source::At(at) => {
             let is_whole = async |image: &Image| is_whole(session, image).await;
             let is_any = at.sha256.is_none() && at.sha512.is_none();
@@ -344,8 +350,13 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
     if let Some(of) = copied(session, text).await? {
         return Ok(Source::Disk(of));
     }
+    let at = ImageRef { url: text.to_owned(), ..demanded.clone() };
+    // They go with the image that they are of.
+    if session.settings.image_store.image(text).is_some() {
+        return Ok(Source::Stored(at));
+    }
     if is_image_url(text) {
-        return Ok(Source::At(ImageRef { url: text.to_owned(), ..demanded.clone() }));
+        return Ok(Source::At(at));
     }
     if text == "-" {
         return Ok(Source::Standard);
@@ -368,12 +379,13 @@ pub(crate) fn store(session: &Session) -> Result<ImageStore, Failure> {
 async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
     let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
     let kept = |error: StoreFailure| {
-        CloudError::Refused(format!(
+        let what = format!(
             "the bytes of image {} were not taken away: {}; `eschedule image delete {}` tries it again",
             image.id,
             chain(&error),
             image.id
-        ))
+        );
+        of_store(&error, what)
     };
     store.attend(&ec_cloud::stored_images(&session.cloud).await?).map_err(kept)?;
     store.remove(image).await.map_err(kept)
@@ -383,14 +395,20 @@ async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
 async fn is_whole(session: &Session, image: &Image) -> CloudResult<bool> {
     let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
     let unknown = |error: StoreFailure| {
-        CloudError::Refused(format!(
+        let what = format!(
             "nobody knows whether all bytes of image {} are there: {}; `eschedule image delete {}` takes away what is",
             image.id,
             chain(&error),
             image.id
-        ))
+        );
+        of_store(&error, what)
     };
     store.has_whole(image).await.map_err(unknown)
+}
+
+/// What the store could not do, told so.
+fn of_store(error: &StoreFailure, what: String) -> CloudError {
+    if error.is_away() { CloudError::Unavailable(what) } else { CloudError::Refused(what) }
 }
 
 /// Takes away what killed commands left; where that cannot be, it is told and stays.

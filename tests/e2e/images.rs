@@ -230,6 +230,12 @@ async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> 
     let record = stack.store.get(&key).await?.0.unwrap_or_else(|| unreachable!("it is there"));
     stack.store.txn(Txn::new().delete(&key)).await?;
     assert!(looks(&format!("1 lie at s3://images/of/ours, and etcd has no record of them: {id}"))?);
+    // As it says, these bytes are taken from there, and what is done to one image is nothing to the other.
+    let taken: serde_json::Value =
+        serde_json::from_str(&run(&["image", "add", "taken", url, "-o", "json"])?)?;
+    assert!(taken["url"] != shown["url"] && taken["sha256"] == shown["sha256"], "{taken}");
+    assert_eq!(s3.objects("images").await?, 3);
+    run(&["image", "delete", "taken"])?;
     stack.store.txn(Txn::new().put(&key, record.value)).await?;
     assert!(looks("2 images lie")?);
 

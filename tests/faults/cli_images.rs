@@ -245,6 +245,12 @@ async fn a_file_is_sent_to_the_store_as_it_is_and_goes_with_its_image() -> Resul
     }
     let one = &all[0];
     assert!(all.iter().all(|image| image.virtual_size == one.virtual_size));
+    // Of bytes in the store another image has its own: they go with the image that they are of.
+    control.done(&["image", "add", "taken", &one.url])?;
+    let all = images(&control).await?;
+    let taken = all.iter().find(|image| image.name == "taken").context("it is not there")?;
+    assert_eq!(taken.url, format!("file://{}/{}", store.display(), taken.id));
+    assert_eq!((&taken.sha256, entries(&store).len()), (&one.sha256, 4));
     for image in &all {
         control.done(&["image", "delete", &image.id.to_string()])?;
     }

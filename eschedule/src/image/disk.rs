@@ -19,6 +19,9 @@ use crate::{
 /// A node copies some hundreds of MiB in a second.
 const LONGEST: Duration = Duration::from_hours(24);
 
+/// So many looks in a row, of one in a minute, find no agent before nobody waits for it any more.
+const MISSED: u32 = 5;
+
 /// Has the copy made, and opens it; meanwhile the image's record goes on saying which upload is its own. Whether that works or not, [`end`] is to be called.
 pub(super) async fn sender(
     session: &Session,
@@ -50,6 +53,7 @@ pub(super) async fn sender(
     let made = until_active(cloud, node, volume, LONGEST, |step| shown.step_of_volume(step));
     tokio::pin!(made);
     let mut alive = signs_of_life();
+    let mut missed = 0;
     loop {
         tokio::select! {
             biased;
@@ -58,7 +62,10 @@ pub(super) async fn sender(
             }
             _ = alive.tick() => {
                 upload.still_at_it(cloud, part.clone()).await?;
-                if !find_placed(cloud, volume).await?.node_alive {
+                // An agent may be started anew, and etcd be away, while the copy goes on.
+                let is_missed = find_placed(cloud, volume).await.is_ok_and(|known| !known.node_alive);
+                missed = if is_missed { missed + 1 } else { 0 };
+                if missed == MISSED {
                     return Err(Failure::failed(format!("node {node} is not alive; nothing was added")));
                 }
             }

@@ -3,13 +3,14 @@
 
 use std::{io, path::PathBuf, time::Duration};
 
+use ec_image::ImageStore;
 use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 use futures::TryStreamExt;
 use reqwest::{Client, ClientBuilder, Response, StatusCode, Url};
 use tokio_util::io::StreamReader;
 
-use super::send::Sender;
+use super::send::{self, Sender};
 
 /// So long nothing may come of what is fetched.
 const STALLED: Duration = Duration::from_secs(60);
@@ -36,6 +37,15 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
     let size = answer.content_length();
     let pieces = answer.bytes_stream().map_err(|error| io::Error::other(chain(&error.without_url())));
     Ok(Sender::of(StreamReader::new(Box::pin(pieces)), at.told(), size))
+}
+
+/// Opens what lies in the image store at this URL.
+pub(super) async fn stored(store: &ImageStore, url: &str) -> Result<Sender, Failure> {
+    if file(url).is_some() {
+        return sender(url).await;
+    }
+    let (bytes, size) = store.bytes(url).await.map_err(send::stored)?;
+    Ok(Sender::of(StreamReader::new(bytes), url.to_owned(), Some(size)))
 }
 
 /// The path of a file's URL, as agents read it.

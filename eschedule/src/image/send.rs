@@ -22,6 +22,9 @@ use crate::{config::Session, shown::Shown};
 
 const CHUNK: usize = 1 << 20;
 
+/// So much is looked at before who interrupts is heard: of packed bytes some thousand times as much may come out.
+const PIECE: usize = 16 << 10;
+
 /// A tenth of the time after which nobody is taken to be at it any more.
 const SIGN_OF_LIFE: Duration = Duration::from_secs(60);
 
@@ -217,7 +220,13 @@ async fn bytes(
         if length == 0 {
             break;
         }
-        probe.push(&chunk[..length]).map_err(|error| wrong(chain(&error)))?;
+        for piece in chunk[..length].chunks(PIECE) {
+            probe.push(piece).map_err(|error| wrong(chain(&error)))?;
+            tokio::task::yield_now().await;
+            if stop.is_cancelled() {
+                return Err(interrupted());
+            }
+        }
         let part = sending.upload();
         let pushed = async { sending.push(&chunk[..length]).await.map_err(stored) };
         attended(cloud, upload, part, &mut alive, stop, pushed).await?;
@@ -309,7 +318,7 @@ fn progress(sent: u64, size: Option<u64>) -> String {
     }
 }
 
-fn stored(error: StoreFailure) -> Failure {
+pub(super) fn stored(error: StoreFailure) -> Failure {
     let code = if error.is_away() { UNREACHABLE } else { FAILED };
     Failure { code, message: format!("{}; nothing was added", chain(&error)) }
 }

@@ -61,7 +61,7 @@ pub(super) async fn drop_left_over(
     let image = &stored.doc.record;
     if image.stored && image.status == ImageStatus::Saving && is_whole(image).await? {
         return Err(CloudError::Refused(format!(
-            "the image `{}` is {}, and nobody is at it, but all of its bytes lie at {}: etcd was put back, or its command was killed at its end. It can be added anew from there; `eschedule image delete {}` takes both away",
+            "the image `{}` is {}, and nobody is at it, but all of its bytes lie at {}: etcd was put back, or its command was killed at its end. `eschedule image add` takes them from there under another name; `eschedule image delete {}` takes both away",
             image.name,
             image.status.name(),
             image.url,

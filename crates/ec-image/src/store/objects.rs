@@ -8,8 +8,10 @@ use std::{
     time::Duration,
 };
 
+use bytes::Bytes;
 use ec_model::{Image, ImageId, ImageStatus};
 use ec_runtime::exit::chain;
+use futures::{Stream, TryStreamExt};
 use object_store::{
     ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
     aws::{AmazonS3, AmazonS3Builder},
@@ -22,7 +24,7 @@ use crate::access::has_any;
 
 use super::{
     Sending, StoreSection,
-    section::{S3Settings, Settings},
+    section::{S3Settings, Settings, object},
 };
 
 /// How long a store is asked again that does not answer.
@@ -291,6 +293,19 @@ impl ImageStore {
         }
     }
 
+    /// The bytes of an object of a bucket, and how many there are. Of a directory they are read as other files.
+    ///
+    /// # Errors
+    /// There is none, or the store does not answer.
+    pub async fn bytes(
+        &self,
+        url: &str,
+    ) -> Result<(impl Stream<Item = io::Result<Bytes>> + Unpin + use<>, u64), StoreFailure> {
+        let found = answered(&self.url, "read an object", SILENCE, self.read(url, None)).await?;
+        let size = found.meta.size;
+        Ok((found.into_stream().map_err(|error| io::Error::other(told(&error))), size))
+    }
+
     /// The object of a bucket at this URL, or the rest of it, behind so many bytes of the one with that tag. Of a directory they are read
     /// as other files.
     pub(crate) async fn read(
@@ -319,9 +334,7 @@ impl ImageStore {
 
     /// What the object of that URL is called within the store.
     fn name<'a>(&self, url: &'a str) -> Option<&'a str> {
-        let name = url.strip_prefix(&self.url)?.strip_prefix('/')?;
-        // Nothing else is ever called so, and no path leads out of it.
-        name.parse::<ImageId>().is_ok().then_some(name)
+        object(&self.url, url)
     }
 
     fn object(&self, image: &Image) -> Result<String, StoreFailure> {

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
+use ec_model::ImageId;
 use serde::Deserialize;
 use url::Url;
 
@@ -19,6 +20,13 @@ pub struct StoreSection {
     pub access_key: Option<String>,
     /// A file with the secret that belongs to it.
     pub secret_key_file: Option<PathBuf>,
+}
+
+/// What the object of that URL is called within a store.
+pub(super) fn object<'a>(store: &str, url: &'a str) -> Option<&'a str> {
+    let name = url.strip_prefix(store)?.strip_prefix('/')?;
+    // Nothing else is ever called so, and no path leads out of it.
+    name.parse::<ImageId>().is_ok().then_some(name)
 }
 
 /// What was said, checked.
@@ -45,6 +53,11 @@ impl StoreSection {
     /// The URL that all objects' begin with, without a slash at its end.
     pub fn url(&self) -> &str {
         self.url.as_deref().unwrap_or(Self::DEFAULT_URL).trim_end_matches('/')
+    }
+
+    /// The image whose bytes are to lie at this URL, where that is one of the store.
+    pub fn image(&self, url: &str) -> Option<ImageId> {
+        object(self.url(), url)?.parse().ok()
     }
 
     /// The directory, where it is one.
