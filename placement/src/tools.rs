@@ -2,13 +2,13 @@
 
 use std::{
     fs,
-    io::Write,
     path::{Path, PathBuf},
     time::Duration,
 };
 
 use ec_model::token_digest;
-use ec_runtime::exit::{Failure, UNREACHABLE, chain};
+use ec_pki::Access;
+use ec_runtime::exit::{Failure, UNREACHABLE, chain, print};
 use ec_store::EtcdStore;
 use placement::{
     config::Config,
@@ -25,6 +25,9 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// For the answer whether a server is ready.
 const HEALTH_TIMEOUT: Duration = Duration::from_secs(4);
+
+/// So much of what a server says of itself is told.
+const TOLD: usize = 500;
 
 /// How a server with TLS is believed, and believes us.
 #[derive(clap::Args)]
@@ -148,17 +151,25 @@ pub(super) async fn export(
     };
     let text = serde_json::to_string_pretty(&snapshot)
         .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
-    let cannot = |error| Failure::failed(format!("cannot write the document: {error}"));
+    let text = text + "\n";
     match &file {
-        Some(path) => std::fs::write(path, text + "\n").map_err(cannot)?,
-        None => writeln!(std::io::stdout(), "{text}").map_err(cannot)?,
+        // A pipe, or a device.
+        Some(path) if path.exists() && !path.is_file() => fs::write(path, text),
+        // The last export stays until this one is whole.
+        Some(path) => ec_pki::write(path, text, Access::Public),
+        None => return print(&text).map(|()| told_export(&snapshot)),
     }
+    .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
+    told_export(&snapshot);
+    Ok(())
+}
+
+fn told_export(snapshot: &Snapshot) {
     eprintln!(
         "eplacement: exported {} providers and {} consumers",
         snapshot.providers.len(),
         snapshot.consumers.len()
     );
-    Ok(())
 }
 
 pub(super) async fn import(
@@ -215,8 +226,7 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
     let warnings = ec_placement_model::check::warnings(&state);
     let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
     for finding in findings.iter().cloned().chain(warnings).chain(foreign) {
-        writeln!(std::io::stdout(), "{finding}")
-            .map_err(|error| Failure::failed(format!("cannot write: {error}")))?;
+        print(&format!("{finding}\n"))?;
     }
     if findings.is_empty() {
         eprintln!(
@@ -232,17 +242,23 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
 pub(super) async fn health(url: String, tls: Tls) -> Result<(), Failure> {
     let unreachable = |error: String| Failure { code: UNREACHABLE, message: error };
     let client = tls.client(&url, HEALTH_TIMEOUT)?;
-    let answer =
+    let mut answer =
         client.get(format!("{}/readyz", url.trim_end_matches('/'))).send().await.map_err(|error| {
             unreachable(format!("nothing answers at {url}: {}", chain(&error.without_url())))
         })?;
     if answer.status().is_success() {
         return Ok(());
     }
-    Err(unreachable(format!("{url} is not ready: its state is not up to date with etcd")))
+    let status = answer.status();
+    let said = answer.chunk().await.ok().flatten().unwrap_or_default();
+    let said: String = String::from_utf8_lossy(&said).trim().chars().take(TOLD).collect();
+    Err(unreachable(format!("{url} answers with HTTP status {status}: {said}")))
 }
 
 pub(super) fn hash_token(name: &str, role: &str, project: Option<&str>) -> Result<(), Failure> {
+    if role == "member" && project.is_none() {
+        return Err(Failure::usage("a member is one of a project: name it by --project"));
+    }
     let mut token = String::new();
     std::io::stdin()
         .read_line(&mut token)
