@@ -122,7 +122,7 @@ impl Tally {
     pub(crate) fn saw(&self, seen: &Seen, moves: &[Move]) {
         let set = |number: &AtomicU64, count: usize| number.store(as_number(count), Ordering::Relaxed);
         set(&self.seen.alive, seen.alive.len());
-        set(&self.seen.missing, seen.known.difference(&seen.alive).count());
+        set(&self.seen.missing, seen.missing());
         let (down, up): (Vec<&Move>, Vec<_>) =
             moves.iter().partition(|done| matches!(done, Move::MarkDown(_)));
         set(&self.seen.marked, (seen.marked.len() + down.len()).saturating_sub(up.len()));
@@ -189,7 +189,7 @@ impl Tells for Tally {
         // Before the first look nobody knows.
         if self.nodes.done.get() > 0 {
             let number = |number: &AtomicU64| number.load(Ordering::Relaxed);
-            let help = "Nodes that etcd knows, as the last look saw them; `missing`: without a living agent.";
+            let help = "Nodes that etcd knows, as the last look saw them; `missing`: without a living agent, and not revoked.";
             text.gauges("econtroller_nodes", help)
                 .sample(&[("state", "alive")], number(&self.seen.alive))
                 .sample(&[("state", "missing")], number(&self.seen.missing));
@@ -229,7 +229,12 @@ mod tests {
         let failed = tally.nodes.of(async { Err::<(), _>(CloudError::Invalid("no".into())) }).await;
         assert!(failed.is_err());
         tally.nodes.of(async { Ok(()) }).await.unwrap();
-        let seen = Seen { known: nodes(&[1, 2, 3, 4]), alive: nodes(&[1, 2]), marked: nodes(&[2, 3]) };
+        let seen = Seen {
+            known: nodes(&[1, 2, 3, 4, 5]),
+            alive: nodes(&[1, 2]),
+            marked: nodes(&[2, 3]),
+            revoked: nodes(&[5]),
+        };
         let node = |number| NodeId::new(uuid::Uuid::from_u128(number));
         tally.saw(&seen, &[Move::MarkDown(node(4)), Move::MarkUp(node(2))]);
         tally.swept(2);

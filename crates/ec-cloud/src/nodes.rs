@@ -90,7 +90,7 @@ impl Room {
     }
 }
 
-/// Living nodes, and others that hold instances.
+/// All nodes; of those that are let in no more, the ones that hold instances.
 pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     let keys = &cloud.keys;
     let prefixes =
@@ -115,11 +115,17 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
     }
     let mut troubles: HashMap<NodeId, Vec<Trouble>> = HashMap::new();
     let mut revoked: BTreeSet<NodeId> = BTreeSet::new();
+    let mut missed: BTreeSet<NodeId> = BTreeSet::new();
     for pair in &known.pairs {
-        // What cannot be read is no trouble of its host.
-        if let (Ok(node), Ok(record)) = (keys.parse_node(&pair.key), decode::<Node>(&pair.value)) {
-            troubles.insert(node, record.troubles);
-            revoked.extend(record.revoked.then_some(node));
+        let Ok(node) = keys.parse_node(&pair.key) else { continue };
+        match decode::<Node>(&pair.value) {
+            Ok(record) if record.revoked => _ = revoked.insert(node),
+            Ok(record) => {
+                missed.insert(node);
+                troubles.insert(node, record.troubles);
+            }
+            // What cannot be read is no trouble of its host.
+            Err(_) => _ = missed.insert(node),
         }
     }
     let shared: BTreeSet<NodeId> =
@@ -135,7 +141,7 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         .filter(|pair| decode_part::<Instance, Kind>(&pair.value).is_ok_and(|of| !of.kind.is_machine()))
         .filter_map(|pair| keys.parse_instance(&pair.key).ok())
         .collect();
-    let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().collect();
+    let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().chain(missed).collect();
     let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all)
         .map(async |node| {
             // Of a dead one etcd does not have the name.

@@ -2,11 +2,11 @@
 //! what is there and done by compare-and-swap, so any number may do it at once.
 
 use std::{
-    collections::{BTreeSet, HashSet},
+    collections::{BTreeMap, BTreeSet, HashSet},
     time::Duration,
 };
 
-use ec_model::{InstanceId, RequestId, Workload};
+use ec_model::{InstanceId, Node, NodeId, RequestId, Workload, decode};
 use ec_plan::fleet::{Fleet, Move, Seen};
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -74,9 +74,18 @@ pub async fn tend_nodes(
     now: Duration,
 ) -> CloudResult<(Seen, Tended<Move>)> {
     let prefixes = (cloud.keys.nodes(), cloud.keys.all_alive());
-    let (known, alive) = tokio::try_join!(cloud.store.keys(&prefixes.0), cloud.store.keys(&prefixes.1))?;
+    let (known, alive) = tokio::try_join!(cloud.store.list(&prefixes.0), cloud.store.keys(&prefixes.1))?;
+    let known: BTreeMap<NodeId, bool> = known
+        .pairs
+        .iter()
+        .filter_map(|pair| {
+            let is_revoked = decode::<Node>(&pair.value).is_ok_and(|node| node.revoked);
+            Some((cloud.keys.parse_node(&pair.key).ok()?, is_revoked))
+        })
+        .collect();
     let seen = Seen {
-        known: known.iter().filter_map(|key| cloud.keys.parse_node(key).ok()).collect(),
+        revoked: known.iter().filter(|(_, revoked)| **revoked).map(|(node, _)| *node).collect(),
+        known: known.into_keys().collect(),
         alive: alive.iter().filter_map(|key| cloud.keys.parse_alive(key).ok()).collect(),
         marked: cloud.placement.marked_down().await?,
     };

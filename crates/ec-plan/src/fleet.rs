@@ -25,6 +25,15 @@ pub struct Seen {
     pub alive: BTreeSet<NodeId>,
     /// Those that are marked as down, by a controller.
     pub marked: BTreeSet<NodeId>,
+    /// Those that are let in no more.
+    pub revoked: BTreeSet<NodeId>,
+}
+
+impl Seen {
+    /// Those whose agents should be alive, and are not.
+    pub fn missing(&self) -> usize {
+        self.known.difference(&self.alive).filter(|node| !self.revoked.contains(*node)).count()
+    }
 }
 
 /// For how long nodes have been missing, as far as somebody looked.
@@ -102,7 +111,7 @@ mod tests {
     }
 
     fn seen(known: &[u128], alive: &[u128], marked: &[u128]) -> Seen {
-        Seen { known: nodes(known), alive: nodes(alive), marked: nodes(marked) }
+        Seen { known: nodes(known), alive: nodes(alive), marked: nodes(marked), ..Seen::default() }
     }
 
     fn node(n: u128) -> NodeId {
