@@ -15,6 +15,11 @@ const BYTES: u64 = 64 << 10;
 #[derive(Debug, Clone)]
 pub(crate) struct Spare(PathBuf);
 
+/// Whether the file system is full, or what its owner may have of it.
+fn is_full(error: &io::Error) -> bool {
+    matches!(error.kind(), ErrorKind::StorageFull | ErrorKind::QuotaExceeded)
+}
+
 impl Spare {
     pub(crate) fn new(directory: &Path, name: &str) -> Self {
         Self(directory.join(name))
@@ -26,7 +31,7 @@ impl Spare {
         mut write: impl FnMut() -> io::Result<()>,
     ) -> Result<io::Result<()>, RecordFileError> {
         match write() {
-            Err(error) if error.kind() == ErrorKind::StorageFull && remove(&self.0)? => Ok(write()),
+            Err(error) if is_full(&error) && remove(&self.0)? => Ok(write()),
             written => Ok(written),
         }
     }
