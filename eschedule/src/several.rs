@@ -1,12 +1,16 @@
 //! One command to several: each is asked, one after the other; then all that was asked for is waited for, at the same time. Each is
 //! answered for by itself.
 
-use std::collections::HashSet;
+use std::{
+    collections::HashSet,
+    time::{Duration, Instant},
+};
 
 use ec_model::InstanceId;
-use ec_runtime::exit::{Failure, INTERRUPTED, print};
-use futures::StreamExt;
+use ec_runtime::exit::{Failure, INTERRUPTED, UNREACHABLE, print};
+use futures::{StreamExt, stream::FuturesOrdered};
 use serde::Serialize;
+use tokio::sync::Semaphore;
 
 use crate::{
     acting::Patience,
@@ -17,6 +21,9 @@ use crate::{
 
 /// So many are waited for at the same time: each is two watches.
 const AT_ONCE: usize = 64;
+
+/// Who takes so long to say that nobody answers would have each of the others wait for that as long.
+const AWAY: Duration = Duration::from_secs(4);
 
 /// What came of one.
 pub(crate) struct One<T> {
@@ -124,9 +131,15 @@ pub(crate) async fn each<T: Serialize, W>(
     // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
     let (mut said, mut asked) = (HashSet::new(), HashSet::new());
     let mut later = Vec::new();
+    let mut is_away = false;
     for word in words.iter().filter(|word| said.insert(*word)) {
         let mut which = None;
+        let since = Instant::now();
         let outcome = async {
+            if is_away {
+                let message = format!("nothing was asked of {word}: nobody answered for the one before");
+                return Err(Failure { code: UNREACHABLE, message });
+            }
             if patience.stop.is_cancelled() {
                 let message = format!("interrupted: nothing was asked of {word}");
                 return Err(Failure { code: INTERRUPTED, message });
@@ -144,24 +157,28 @@ pub(crate) async fn each<T: Serialize, W>(
             Ok(Some((_, Asked::Done(one)))) if later.is_empty() => told.tell(one),
             Ok(Some((instance, asked))) => later.push(Ok((word, instance, asked))),
             Err(failure) => {
+                is_away |= failure.code == UNREACHABLE && since.elapsed() >= AWAY;
                 let failed = failed(told.of_failed, word, which, &failure);
                 if later.is_empty() { told.keep(failed) } else { later.push(Err(failed)) }
             }
         }
     }
     let (all, of_failed) = (Progress::of(later.len()), told.of_failed);
+    let places = Semaphore::new(AT_ONCE);
     let outcomes = later.into_iter().map(async |outcome| {
         let (word, instance, asked) = outcome?;
         let (awaited, first) = match asked {
             Asked::Done(one) => return Ok(one),
             Asked::Awaited(awaited, first) => (awaited, first),
         };
+        // Nobody closes it. It is given back before the outcome is told, which waits for those before it.
+        let _place = places.acquire().await;
         let shown = all.shown(word, &first);
         let came = wait(instance, awaited, &shown).await;
         shown.finish();
         came.map_err(|failure| all.suspend(|| failed(of_failed, word, Some(instance), &failure)))
     });
-    let mut outcomes = futures::stream::iter(outcomes).buffered(AT_ONCE);
+    let mut outcomes: FuturesOrdered<_> = outcomes.collect();
     while let Some(outcome) = outcomes.next().await {
         all.suspend(|| match outcome {
             Ok(one) => told.tell(one),

@@ -2,12 +2,12 @@
 
 use ec_model::{
     ActionVerb, Desired, Doc, Extent, ImageRef, Instance, InstanceId, Node, NodeId, PowerWish, Rebuild,
-    Record, Request, Rescue, Resize, State, Workload, decode, input::LabelSelector,
+    Record, Request, Rescue, Resize, State, Status, Workload, decode, input::LabelSelector,
 };
 use ec_plan::{
-    sizes::reverted,
+    sizes::{reverted, under_way},
     status::is_lost,
-    verbs::{IS_VOLUME, NOT_LOCKED, Verb, Verdict, Wish, judge},
+    verbs::{Change, IS_VOLUME, NOT_LOCKED, Verb, Verdict, Wish, judge},
     volumes::{Sides, made_of},
 };
 use ec_runtime::planted;
@@ -166,8 +166,7 @@ async fn wish(
                 return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
             }
             Verdict::Already(why) => {
-                let awaited = waited(&known).filter(|_| is_of_power(verb));
-                return Ok(acted(&known, awaited, Some(why)));
+                return Ok(acted(&known, waited(&known, verb), Some(why)));
             }
             Verdict::Refuse(why) => {
                 return Err(CloudError::Refused(format!("cannot {word} {instance}: {why}")));
@@ -413,10 +412,55 @@ fn acted(known: &Known, awaited: Option<Awaited>, already: Option<String>) -> Ac
 }
 
 /// A wish that is not carried out yet can be waited for by who asks for the same, too.
-fn waited(known: &Known) -> Option<Awaited> {
-    let PowerWish { power, generation, .. } = known.request.record()?.power;
-    let done = known.status.record().is_some_and(|status| status.power_generation >= generation);
-    (!done).then_some(Awaited::Power { generation, power })
+fn waited(known: &Known, verb: &Verb) -> Option<Awaited> {
+    let request = known.request.record()?;
+    let status = known.status.record();
+    match verb {
+        Verb::Start
+        | Verb::Stop(_)
+        | Verb::Reboot(_)
+        | Verb::Pause
+        | Verb::Unpause
+        | Verb::Suspend
+        | Verb::Resume => {
+            let PowerWish { power, generation, .. } = request.power;
+            // One that was started is waited for until it is up.
+            let is_done =
+                |status: &Status| status.power_generation >= generation && status.state != State::Starting;
+            (!status.is_some_and(is_done)).then_some(Awaited::Power { generation, power })
+        }
+        Verb::Resize(_) | Verb::Revert => under_way(request, status)
+            .then_some(request.resize)
+            .flatten()
+            .map(|wish| Awaited::Resize(wish.wished_at)),
+        Verb::Unrescue => {
+            let is_on_its_way = |status: &Status| {
+                status.is_rescued()
+                    || matches!(status.state, State::Rescuing | State::Unrescuing | State::Starting)
+            };
+            status.is_some_and(is_on_its_way).then_some(Awaited::Unrescue(request.generation))
+        }
+        Verb::Set(change) => {
+            let has_heard = |status: &Status| status.observed_generation >= request.generation;
+            (is_of_node(change) && !status.is_some_and(has_heard))
+                .then_some(Awaited::Heard(request.generation))
+        }
+        // It is done where it is written, or is not asked for again.
+        Verb::Rebuild(_)
+        | Verb::Remake(..)
+        | Verb::Rescue(_)
+        | Verb::Confirm
+        | Verb::Lock(_)
+        | Verb::Hold(_)
+        | Verb::Unlock
+        | Verb::LetGo(_)
+        | Verb::Rename(_) => None,
+    }
+}
+
+/// Whether it changes what its node tells its guest, or does for it. Labels are nobody's business but etcd's.
+fn is_of_node(change: &Change) -> bool {
+    !change.metadata.is_empty() || change.restart.is_some()
 }
 
 /// Record and request, to be changed. Both have to be there: what nobody wants can only be destroyed.
@@ -453,32 +497,6 @@ pub(crate) fn docs(known: &Known) -> CloudResult<(Doc<Instance>, Doc<Request>)> 
             Err(CloudError::Refused(format!("cannot change {instance}: {RECORD_LOST}")))
         }
         _ => Err(unwanted()),
-    }
-}
-
-/// Whether it is done where a wish for power is carried out.
-fn is_of_power(verb: &Verb) -> bool {
-    match verb {
-        Verb::Start
-        | Verb::Stop(_)
-        | Verb::Reboot(_)
-        | Verb::Pause
-        | Verb::Unpause
-        | Verb::Suspend
-        | Verb::Resume => true,
-        Verb::Rebuild(_)
-        | Verb::Remake(..)
-        | Verb::Rescue(_)
-        | Verb::Unrescue
-        | Verb::Resize(_)
-        | Verb::Confirm
-        | Verb::Revert
-        | Verb::Lock(_)
-        | Verb::Hold(_)
-        | Verb::Unlock
-        | Verb::LetGo(_)
-        | Verb::Rename(_)
-        | Verb::Set(_) => false,
     }
 }
 
@@ -568,9 +586,7 @@ fn change(
         }
         Wish::Set(change) => {
             change.make(&mut record.record);
-            // Labels are nobody's business but etcd's.
-            let is_of_node = !change.metadata.is_empty() || change.restart.is_some();
-            awaited = is_of_node.then_some(Awaited::Heard(generation));
+            awaited = is_of_node(&change).then_some(Awaited::Heard(generation));
             order.record.restart = record.record.restart;
             if let Some(spec) = &mut order.record.spec {
                 spec.metadata = record.record.spec.metadata.clone();

@@ -147,6 +147,15 @@ impl Known {
         self.request.record().is_some_and(|request| request.desired == Desired::Destroyed)
     }
 
+    /// Whether it failed before it ever ran, and was given up ([`crate::intent::failed`]).
+    pub(crate) fn has_failed(&self) -> bool {
+        let assigned = self.record.as_ref().and_then(|record| record.assigned).map(|assigned| assigned.epoch);
+        matches!(self.request, Read::Absent)
+            && self.status.record().is_some_and(|status| {
+                status.state == State::Error && status.started_at.is_none() && Some(status.epoch) == assigned
+            })
+    }
+
     /// The record, to be changed; none where there is none.
     pub(crate) fn record_doc(&self) -> CloudResult<Option<Doc<Instance>>> {
         Ok(self.record_pair.as_ref().map(|pair| Doc::decode(&pair.value)).transpose()?)

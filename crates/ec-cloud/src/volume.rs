@@ -406,7 +406,10 @@ pub async fn attach(
         if let Some(holder) = disk_record.record.attached.filter(|holder| *holder != instance) {
             match lost_by(cloud, holder, volume).await? {
                 Some(compares) => txn = compares.into_iter().fold(txn, Txn::when),
-                None => return Err(refused(format!("instance {holder} has it: detach it there first"))),
+                None => {
+                    let way = way_off(cloud, holder, volume).await;
+                    return Err(refused(format!("instance {holder} has it: {way}")));
+                }
             }
         }
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
@@ -714,9 +717,8 @@ pub async fn until_free(
             Ok(Found::Placed(machine)) => {
                 let has = |record: &Instance| record.volumes.iter().any(|has| has.volume == volume);
                 if machine.record.as_ref().is_some_and(has) {
-                    return Err(CloudError::Refused(format!(
-                        "instance {holder} has it: detach it there first"
-                    )));
+                    let way = way_off(cloud, holder, volume).await;
+                    return Err(CloudError::Refused(format!("instance {holder} has it: {way}")));
                 }
                 machine.status.record().and_then(|status| status.volumes_failed.clone())
             }
@@ -806,6 +808,10 @@ async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'sta
     let device = match find(cloud, holder).await {
         Ok(Found::Placed(machine)) if machine.is_doomed() => {
             return "it is being destroyed, and has it until its end";
+        }
+        // Its record has it still, by which it can be asked for again.
+        Ok(Found::Placed(machine)) if machine.has_failed() => {
+            return "it failed before it ever ran, and `eschedule destroy` of it lets go of the volume";
         }
         Ok(Found::Placed(machine)) => holds(&machine, volume),
         _ => None,

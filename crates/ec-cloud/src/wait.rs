@@ -11,6 +11,9 @@ use serde::Deserialize;
 
 use crate::{Cloud, CloudError, CloudResult, sizes::settle};
 
+/// So long etcd is given to tell how it stands.
+const FIRST_LOOK: Duration = Duration::from_secs(5);
+
 /// What is seen while something is waited for.
 #[derive(Debug)]
 pub enum Step<'a> {
@@ -43,6 +46,19 @@ pub(crate) async fn until_status(
     seen: impl Fn(Step<'_>),
     judge: impl Fn(Status) -> CloudResult<Option<Status>>,
 ) -> CloudResult<Status> {
+    until_status_while(cloud, node, instance, timeout, seen, judge, |_| Ok(())).await
+}
+
+/// The same, while what is wanted is as it must be.
+async fn until_status_while(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+    seen: impl Fn(Step<'_>),
+    judge: impl Fn(Status) -> CloudResult<Option<Status>>,
+    stands: impl Fn(&Request) -> CloudResult<()>,
+) -> CloudResult<Status> {
     let key = cloud.keys.status(node, instance);
     let mut reason = None;
     let status = watch_key::<Status, _>(cloud, key, timeout, &seen, |key| match key.value() {
@@ -58,7 +74,7 @@ pub(crate) async fn until_status(
     let outcome = tokio::select! {
         biased;
         outcome = status => outcome,
-        error = withdrawn(cloud, node, instance, timeout) => Err(error),
+        error = withdrawn(cloud, node, instance, timeout, stands) => Err(error),
     };
     outcome.map_err(|error| match (error, reason) {
         (CloudError::TimedOut(text), Some(reason)) => CloudError::TimedOut(format!("{text}: {reason}")),
@@ -101,13 +117,22 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
     }
 }
 
-/// Waits until nobody wants the instance any more; never ends well.
-async fn withdrawn(cloud: &Cloud, node: NodeId, instance: InstanceId, timeout: Duration) -> CloudError {
+/// Waits until nobody wants the instance any more, or what is wanted of it does not stand; never ends well.
+async fn withdrawn(
+    cloud: &Cloud,
+    node: NodeId,
+    instance: InstanceId,
+    timeout: Duration,
+    stands: impl Fn(&Request) -> CloudResult<()>,
+) -> CloudError {
     let key = cloud.keys.request(node, instance);
     let mut kind = Workload::default();
     // The other watch tells of an outage.
     let gone = watch_key::<Request, _>(cloud, key, timeout, &|_| (), |key| {
         kind = key.value().and_then(kind_of::<Request>).unwrap_or(kind);
+        if let Some(request) = key.value().and_then(|value| decode::<Request>(value).ok()) {
+            stands(&request)?;
+        }
         Ok(key.value().is_none().then_some(()))
     })
     .await;
@@ -174,7 +199,7 @@ pub async fn until_done(
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
-    let status = until_status(cloud, node, instance, timeout, seen, |status| match awaited {
+    let judge = |status| match awaited {
         Awaited::Power { generation, power } => powered(instance, generation, power, status),
         Awaited::Rebuild(wished_at) => rebuilt(instance, wished_at, status),
         Awaited::Rescue { wished_at, generation } => rescued(instance, wished_at, generation, status),
@@ -182,8 +207,9 @@ pub async fn until_done(
         Awaited::Resize(wished_at) => resized(instance, wished_at, status),
         Awaited::Heard(generation) => Ok(heard(generation, status)),
         Awaited::Volume { generation, volume, has } => with_volume(instance, generation, volume, has, status),
-    })
-    .await?;
+    };
+    let stands = |request: &Request| stands(instance, awaited, request);
+    let status = until_status_while(cloud, node, instance, timeout, seen, judge, stands).await?;
     // One that was reverted does not need any more what it was.
     if matches!(awaited, Awaited::Resize(_))
         && let Err(error) = settle(cloud, instance).await
@@ -192,6 +218,28 @@ pub async fn until_done(
     }
     Ok(status)
 }
+
+/// An error where a wish was taken back. Its agent may never have heard of it, and tells nothing of it then.
+fn stands(instance: InstanceId, awaited: Awaited, request: &Request) -> CloudResult<()> {
+    let what = match (awaited, &request.rescue) {
+        (Awaited::Rescue { wished_at, generation }, wish)
+            if request.generation > generation
+                && wish.as_ref().is_none_or(|wish| wish.wished_at != wished_at) =>
+        {
+            if wish.is_some() {
+                RESCUED_ONCE_MORE
+            } else {
+                UNRESCUED
+            }
+        }
+        (Awaited::Unrescue(generation), Some(_)) if request.generation > generation => RESCUED_ONCE_MORE,
+        _ => return Ok(()),
+    };
+    Err(CloudError::Elsewhere(format!("instance {instance} {what}")))
+}
+
+const RESCUED_ONCE_MORE: &str = "was to be rescued once more by somebody else";
+const UNRESCUED: &str = "was to boot from its own disk again";
 
 fn powered(
     instance: InstanceId,
@@ -237,6 +285,7 @@ fn rebuilt(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             (Some(why), _) => elsewhere(format!("has its old disk still: {why}")),
             // It has its new disk, and is on the way to where it was wanted.
             (None, State::Rebuilding) => Ok(None),
+            (None, State::Error) => settled(instance, status),
             (None, _) => Ok(Some(status)),
         },
         _ => Ok(None),
@@ -251,9 +300,7 @@ fn rescued(
 ) -> CloudResult<Option<Status>> {
     let elsewhere = |what: String| Err(CloudError::Elsewhere(format!("instance {instance} {what}")));
     match &status.rescued {
-        Some(rescued) if rescued.wished_at > wished_at => {
-            elsewhere("was to be rescued once more by somebody else".to_owned())
-        }
+        Some(rescued) if rescued.wished_at > wished_at => elsewhere(RESCUED_ONCE_MORE.to_owned()),
         Some(rescued) if rescued.wished_at == wished_at => match (&rescued.failed, status.state) {
             (Some(why), _) => elsewhere(format!("boots from its own disk still: {why}")),
             (None, State::Rescuing | State::Starting) => Ok(None),
@@ -261,7 +308,7 @@ fn rescued(
             (None, _) => Ok(Some(status)),
         },
         _ if status.state == State::Unrescuing && status.observed_generation > generation => {
-            elsewhere("was to boot from its own disk again".to_owned())
+            elsewhere(UNRESCUED.to_owned())
         }
         _ => Ok(None),
     }
@@ -282,6 +329,7 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
                 "is as large as it was: {why}; `eschedule resize --revert {instance}` gives back what was claimed for more"
             )),
             (None, State::Resizing) => Ok(None),
+            (None, State::Error) => settled(instance, status),
             (None, _) => Ok(Some(status)),
         },
         // Its disk is gone, or has not come: nothing grows.
@@ -382,14 +430,17 @@ async fn watch_key<R: Record, T>(
 ) -> CloudResult<T> {
     // A uuid at its end makes the key the only one with this prefix.
     let mut changes = follow(Arc::clone(&cloud.store), key.clone(), FollowOptions::default());
-    let deadline = tokio::time::Instant::now() + timeout;
+    let begun = tokio::time::Instant::now();
+    // How it stands is looked at once, however little time is left.
+    let mut patience = timeout.max(FIRST_LOOK);
     // The newest that was heard of.
     let mut heard = 0;
     let mut kind = None;
     loop {
-        let Ok(change) = tokio::time::timeout_at(deadline, changes.recv()).await else {
+        let Ok(change) = tokio::time::timeout_at(begun + patience, changes.recv()).await else {
             return Err(out_of_time(cloud, &key, kind, timeout).await);
         };
+        patience = timeout;
         let answer = match change {
             Some(Change::Reset(listing)) => {
                 let found = listing.pairs.iter().find(|pair| pair.key == key);

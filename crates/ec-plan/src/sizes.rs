@@ -51,6 +51,12 @@ pub fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a R
     told.filter(|was| was.failed.is_some() && Some(was.wished_at) == wished_at)
 }
 
+/// Whether its agent has yet to tell what came of its last wish for a size.
+pub fn under_way(request: &Request, status: Option<&Status>) -> bool {
+    let told = status.and_then(|status| status.resized.as_ref()).map(|was| was.wished_at);
+    request.resize.is_some_and(|wish| told.is_none_or(|told| told < wish.wished_at))
+}
+
 /// What becomes of a wish for a size, beside what the table says of it.
 pub(crate) fn judge(
     verb: &Verb,
@@ -100,7 +106,9 @@ pub(crate) fn extend(
     request: &Request,
     status: Option<&Status>,
 ) -> Verdict {
-    let takes = missed(request, status).map_or(&instance.spec.resources, |was| &was.resources);
+    // A node that cannot read its record of it does not know how large it is.
+    let told = missed(request, status).map(|was| &was.resources).filter(|was| was.contains_key(DISK));
+    let takes = told.unwrap_or(&instance.spec.resources);
     let (has, asked) = (of_disk(takes), of_disk(&extent.resources));
     if extent.resources.keys().any(|class| class != DISK) {
         return Verdict::Refuse(format!("it is a volume, which has {DISK} alone"));
@@ -110,7 +118,8 @@ pub(crate) fn extend(
             Verdict::Refuse(format!("it has {has} GB, and never shrinks: ask for more than that"))
         }
         std::cmp::Ordering::Equal if missed(request, status).is_none() => {
-            Verdict::Already(format!("it has {has} GB already"))
+            let has_it = if under_way(request, status) { "is to have" } else { "has" };
+            Verdict::Already(format!("it {has_it} {has} GB already"))
         }
         // Of one that could not grow: to stay as it is takes that wish back.
         std::cmp::Ordering::Equal | std::cmp::Ordering::Greater => Verdict::Do(Wish::Resize(extent.clone())),

@@ -1,6 +1,6 @@
 //! What is taken from somebody is what was meant when it was asked for: who changed it since has spared it.
 
-use ec_model::{Status, input::LabelSelector};
+use ec_model::{Doc, State, Status, input::LabelSelector};
 
 use super::*;
 use ec_plan::verbs::Change;
@@ -261,6 +261,24 @@ async fn a_node_has_its_instances_and_its_volumes_counted_apart() {
 }
 
 #[tokio::test]
+async fn a_node_that_is_missed_is_shown_also_where_nothing_is_on_it_unless_it_was_revoked() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    for revoked in [false, true] {
+        let gone = Node {
+            node: node(7),
+            name: "gone".to_owned(),
+            created_at: Timestamp::UNIX_EPOCH,
+            troubles: Vec::new(),
+            revoked,
+        };
+        world.etcd.memory.txn(Txn::new().put(world.keys.node(node(7)), encode(&gone))).await.unwrap();
+        let nodes = crate::nodes(&world.cloud()).await.unwrap();
+        let shown: Vec<_> = nodes.iter().filter(|shown| !shown.alive).map(|shown| shown.node).collect();
+        assert_eq!(shown, if revoked { vec![] } else { vec![node(7)] });
+    }
+}
+
+#[tokio::test]
 async fn of_a_node_that_is_asked_for_it_is_told_how_many_others_there_are() {
     let world = World::new(99, 0, &[]).await.roomy(0);
     let cloud = world.cloud();
@@ -386,6 +404,86 @@ async fn what_is_not_done_in_time_is_asked_after_by_the_word_of_its_kind() {
             );
         }
     }
+}
+
+#[tokio::test]
+async fn said_again_what_is_on_its_way_is_waited_for() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let data = world.volume("disk").await;
+    let key = world.keys.request(node(0), data);
+    let mut request: Doc<Request> = Doc::decode(&world.under(&key)[0].value).unwrap();
+    let wished_at = Timestamp::now();
+    request.record.resize = Some(ec_model::Resize { wished_at });
+    world.etcd.memory.txn(Txn::new().put(key, request.encode())).await.unwrap();
+    let again = crate::extend_volume(&cloud, data, 2).await.unwrap();
+    assert_eq!(again.already.as_deref(), Some("it is to have 2 GB already"));
+    assert_eq!(again.awaited, Some(crate::Awaited::Resize(wished_at)));
+
+    let (_, made) = world.volume_of_a_machine().await;
+    let machine = made.instance;
+    let metadata = [("role".to_owned(), Some("web".to_owned()))].into();
+    let set = Verb::Set(Change { metadata, ..Change::default() });
+    let first = act(&cloud, machine, &set).await.unwrap();
+    let again = act(&cloud, machine, &set).await.unwrap();
+    assert!(again.already.is_some() && first.awaited.is_some() && again.awaited == first.awaited);
+
+    let key = world.keys.status(made.node, machine);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let (generation, heard) = (u64::MAX, Status { observed_generation: u64::MAX, ..status });
+    for (state, is_awaited) in [(State::Starting, true), (State::Active, false)] {
+        let told = Status { state, power_generation: generation, ..heard.clone() };
+        world.etcd.memory.txn(Txn::new().put(key.clone(), encode(&told))).await.unwrap();
+        for (verb, is_awaited) in [(Verb::Start, is_awaited), (set.clone(), false)] {
+            let again = act(&cloud, machine, &verb).await.unwrap();
+            assert!(again.already.is_some() && again.awaited.is_some() == is_awaited, "{state}: {again:?}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn of_a_volume_of_what_failed_before_it_ran_it_is_told_how_it_is_let_go_of() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let (volume, made) = world.volume_of_a_machine().await;
+    let other = world.schedule(QUERY, Some("other")).await.unwrap().unwrap();
+    refused(attach(&cloud, volume, other.instance, None).await, "`eschedule volume detach` takes it away first");
+    let key = world.keys.status(made.node, made.instance);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let failed = Status { state: State::Error, started_at: None, volumes: Vec::new(), ..status };
+    let txn = Txn::new().put(key, encode(&failed)).delete(world.keys.request(made.node, made.instance));
+    world.etcd.memory.txn(txn).await.unwrap();
+    refused(attach(&cloud, volume, other.instance, None).await, "`eschedule destroy` of it lets go");
+    destroy_selected(&cloud, made.instance, &[]).await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_rescue_that_was_taken_back_before_its_node_heard_of_it_is_not_waited_for() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, minute) = (world.cloud(), std::time::Duration::from_secs(60));
+    let (_, made) = world.volume_of_a_machine().await;
+    let image = ImageRef::at("file:///rescue");
+    let rescued = act(&cloud, made.instance, &Verb::Rescue(Some(image))).await.unwrap();
+    act(&cloud, made.instance, &Verb::Unrescue).await.unwrap();
+    let awaited = rescued.awaited.unwrap();
+    let done = crate::until_done(&cloud, made.node, made.instance, awaited, minute, |_| {});
+    let error = done.await.unwrap_err();
+    assert!(
+        matches!(&error, CloudError::Elsewhere(why) if why.contains("boot from its own disk again")),
+        "{error}"
+    );
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_it_stands_is_looked_at_once_however_little_time_is_left() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (_, made) = world.volume_of_a_machine().await;
+    let key = world.keys.status(made.node, made.instance);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let runs = Status { state: State::Active, ..status };
+    world.etcd.memory.txn(Txn::new().put(key, encode(&runs))).await.unwrap();
+    let no_time = std::time::Duration::ZERO;
+    crate::until_active(&world.cloud(), made.node, made.instance, no_time, |_| {}).await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
