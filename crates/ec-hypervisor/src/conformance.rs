@@ -229,7 +229,7 @@ async fn a_guest_is_paused_saved_and_ended_and_starts_again(
         hypervisor.drop_memory(instance).await.expect("drop the saved memory");
         let observed = hypervisor.observe(instance).await.expect("observe");
         assert!(
-            matches!(observed.domain, Some(RunState::Ended(End::Unknown) | RunState::NotStarted)),
+            matches!(observed.domain, Some(RunState::Ended(End::ByHand) | RunState::NotStarted)),
             "{observed:?}"
         );
         assert!(observed.volume, "{observed:?}");

@@ -203,10 +203,13 @@ fn shut_off(why: DomainShutoffReason) -> RunState {
         // A start that failed is no run, and neither is a definition.
         DomainShutoffReason::Unknown | DomainShutoffReason::Failed => RunState::NotStarted,
         DomainShutoffReason::Shutdown => RunState::Ended(End::ByGuest),
-        DomainShutoffReason::Destroyed => RunState::Ended(End::ByHand),
+        // Where its memory went, or which disk a snapshot brought, whoever did it knows.
+        DomainShutoffReason::Destroyed
+        | DomainShutoffReason::Saved
+        | DomainShutoffReason::Migrated
+        | DomainShutoffReason::FromSnapshot => RunState::Ended(End::ByHand),
         DomainShutoffReason::Crashed => RunState::Ended(End::Crashed),
         DomainShutoffReason::Daemon => RunState::Ended(End::ByHypervisor),
-        _ => RunState::Ended(End::Unknown),
     }
 }
 
@@ -277,6 +280,33 @@ pub(crate) fn power_off(connect: &Connect, node: NodeId, instance: InstanceId) -
     unless_ended(&domain, domain.destroy())
 }
 
+/// The libvirtd of the system, and where it saves guests' memory.
+const SYSTEM: &str = "qemu:///system";
+const SAVES: &str = "/var/lib/libvirt/qemu/save";
+
+/// So much stays free beside a guest's memory, for all others who write there.
+const ROOM_BESIDE: u64 = 1 << 30;
+
+/// How much of its memory the guest has used, and its process beside: no more than that is saved. Nothing where it does not run.
+fn resident_bytes(domain: &Domain) -> Option<u64> {
+    let stats = domain.memory_stats(0).ok()?;
+    // libvirt counts in KiB.
+    let resident = stats.iter().find(|stat| stat.tag == sys::VIR_DOMAIN_MEMORY_STAT_RSS)?;
+    Some(resident.val << 10)
+}
+
+/// Why memory of that size is not saved where so much is free; nothing where it fits.
+fn without_room(free: u64, takes: u64) -> Option<String> {
+    (free < takes.saturating_add(ROOM_BESIDE)).then(|| {
+        format!(
+            "{} MiB are free below {SAVES}: its memory takes up to {} MiB, and {} MiB are to stay free beside it",
+            free >> 20,
+            takes >> 20,
+            ROOM_BESIDE >> 20
+        )
+    })
+}
+
 /// Writes the guest's memory beside libvirt's other files and ends it, so that the next start lets it run, also where
 /// it is paused now. What does not run is not an error.
 pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
@@ -284,6 +314,13 @@ pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Res
     // libvirt would wait for the end of a copy, as long as it waits for anything.
     if domain.is_active()? && backup(&domain)?.is_some() {
         return Err(CallError::NotNow("a disk of it is being copied".into()));
+    }
+    // It would halt the guest, fill the file system to the last byte, to which others write, too, and let the guest go on: at each try.
+    if connect.uri().is_ok_and(|uri| uri == SYSTEM)
+        && let (Ok(stat), Some(takes)) = (nix::sys::statvfs::statvfs(SAVES), resident_bytes(&domain))
+        && let Some(why) = without_room(stat.blocks_available() * stat.fragment_size(), takes)
+    {
+        return Err(CallError::NotNow(why));
     }
     unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
 }
@@ -522,6 +559,28 @@ pub(crate) fn remove(connect: &Connect, node: NodeId, instance: InstanceId) -> R
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_is_saved_where_room_stays_beside_it() {
+        let gib = 1 << 30;
+        assert_eq!(without_room(3 * gib, 2 * gib), None);
+        let why = without_room(3 * gib - 1, 2 * gib).unwrap();
+        assert!(why.contains("3071 MiB are free") && why.contains("up to 2048 MiB"), "{why}");
+    }
+
+    #[test]
+    fn where_a_guest_went_by_hand_is_left_to_whoever_did_it() {
+        use DomainShutoffReason::{Crashed, Destroyed, FromSnapshot, Migrated, Saved};
+        for (why, end) in [
+            (Destroyed, End::ByHand),
+            (Saved, End::ByHand),
+            (Migrated, End::ByHand),
+            (FromSnapshot, End::ByHand),
+            (Crashed, End::Crashed),
+        ] {
+            assert_eq!(shut_off(why), RunState::Ended(end), "{why:?}");
+        }
+    }
 
     #[test]
     fn what_ended_before_it_was_defined_for_good_is_not_left_as_if_it_never_ran() {

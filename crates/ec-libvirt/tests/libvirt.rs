@@ -615,7 +615,7 @@ async fn saved_memory_that_a_power_cut_left_in_halves_is_none_and_hides_no_guest
             saved.set_len(0).unwrap();
         }
         let seen = hypervisor.observe(instance).await.unwrap().domain;
-        assert_eq!(seen, Some(RunState::Ended(End::Unknown)), "its memory is gone");
+        assert_eq!(seen, Some(RunState::Ended(End::ByHand)), "its memory is gone");
     }
     assert!(hypervisor.list().await.unwrap().contains_key(&instance), "and nobody else is hidden");
     hypervisor.drop_rescue(instance).await.unwrap();

@@ -134,11 +134,11 @@ pub enum Effect {
 
 use Effect::{
     Admit, Announce, Ascertain, Bury, Claim, Cover, Define, DropKeys, DropMemory, DropRecord, DropSuccessor,
-    EndInError, EnterRescue, Extend, GiveUpRescue, Grow, HandOver, Inquire, KeepIntent, KeepRecord,
-    LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart, NoteVolumes, Pause,
-    Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume, Receive, Release,
-    RemoveDomain, Reopen, ReplaceDisk, Reread, Resize, Resume, Save, SetVolumes, ShutDown, Start,
-    StartRescue,
+    EndInError, EnterRescue, Extend, GiveUpRescue, GiveUpResize, Grow, HandOver, Inquire, KeepIntent,
+    KeepRecord, LeaveRescue, MarkStarted, NotePower, NoteRebuild, NoteRescue, NoteResize, NoteStart,
+    NoteVolumes, Pause, Persist, PowerOff, PrepareDisk, PrepareRebuild, PrepareRescue, PrepareVolume,
+    Receive, Release, RemoveDomain, Reopen, ReplaceDisk, Reread, Resize, Resume, Save, SetVolumes, ShutDown,
+    Start, StartRescue,
 };
 
 /// What to do about one instance, and what for.
@@ -302,6 +302,11 @@ fn known(facts: &Facts) -> Option<&KnownStatus> {
         StatusFacts::Known(status) => Some(status),
         StatusFacts::Absent | StatusFacts::Unreadable => None,
     }
+}
+
+/// Whether nothing of it is here: its node lost it with its disks.
+fn is_nowhere(facts: &Facts) -> bool {
+    facts.record == RecordFacts::Absent && facts.observed.domain.is_none() && !facts.observed.volume
 }
 
 /// The state told last.

@@ -371,8 +371,6 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             state,
             Some(State::Active | State::Stopped | State::Paused | State::Suspended | State::Rescued)
         );
-        // Nothing is done to its size while its memory is saved.
-        let is_settled = is_settled && state != Some(State::Suspended);
         let history = if restored || healed || uncounted || !is_settled {
             Vec::new()
         } else {

@@ -213,14 +213,14 @@ impl Traces {
         rebuilt.or(resized).or(rescued.filter(|why| !why.contains("its memory lies on the node's disk")))
     }
 
-    /// Whether the last wish for another size was not lost, and its end was told. Saved memory has the size that it has.
+    /// Whether the last wish for another size was not lost, and its end was told.
     pub(crate) fn is_resized(&self, acknowledged: Option<Timestamp>) -> bool {
         let (Some(request), Some(status)) = (&self.request, &self.status) else { return true };
         let wished = request.resize.map(|wish| wish.wished_at);
         let told = status.resized.as_ref().map(|resized| resized.wished_at);
         request.desired != Desired::Active
             || status.state == State::Error
-            || wished >= acknowledged && (told >= wished || status.state == State::Suspended)
+            || wished >= acknowledged && told >= wished
     }
 
     /// What is wrong with how large it is, by what it is asked for.

@@ -407,6 +407,14 @@ impl Worker {
     }
 }
 
+/// Why a wish was not done of which the node's record knows nothing.
+pub(super) fn unrecorded(facts: RecordFacts) -> &'static str {
+    match facts {
+        RecordFacts::Absent => "its node has no record of it any more, so nothing is made in its place",
+        _ => "its node's record of it cannot be read, so nothing of it is touched",
+    }
+}
+
 /// The digest of the image on which a disk stands, where it stands on one.
 pub(super) fn digest_of(source: &VolumeSource) -> Option<String> {
     match source {

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use ec_hypervisor::VolumeSource;
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Rebuilt};
-use ec_plan::{RecordFacts, status};
+use ec_plan::status;
 
 use super::{
     Stop, Worker,
-    guest::{digest_of, spec_of},
+    guest::{digest_of, spec_of, unrecorded},
     volume::DISK,
 };
 
@@ -118,14 +118,10 @@ impl Worker {
         let looked_at = self.looked_at().await?;
         let wished =
             self.job.request.as_ref().and_then(|request| request.rebuild.as_ref()).map(|wish| wish.wished_at);
-        let not_done = |facts| match facts {
-            RecordFacts::Absent => "its node has no record of it any more, so nothing is made in its place",
-            _ => "its node's record of it cannot be read, so nothing of it is touched",
-        };
         let rebuilt = match looked_at {
             Ok(record) => record.rebuilt,
             Err(facts) => {
-                wished.map(|wished_at| Rebuilt { wished_at, failed: Some(not_done(facts).to_owned()) })
+                wished.map(|wished_at| Rebuilt { wished_at, failed: Some(unrecorded(facts).to_owned()) })
             }
         };
         let status = status::rebuilt(&self.subject, self.status.known(), rebuilt, self.parts.host.now());

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use ec_metadata::InstanceRecord;
 use ec_model::{Rescue, Rescued};
-use ec_plan::{RecordFacts, status};
+use ec_plan::status;
 use ec_runtime::planted;
 
-use super::{Stop, Worker};
+use super::{Stop, Worker, guest::unrecorded};
 
 impl Worker {
     /// Fetches the image and makes the rescue disk. Its base is in use until that is gone.
@@ -61,13 +61,10 @@ impl Worker {
     pub(super) async fn note_rescue(&mut self) -> Result<(), Stop> {
         let rescued = match self.looked_at().await? {
             Ok(record) => record.rescued,
-            Err(RecordFacts::Unreadable) => Some(Rescued {
+            Err(facts) => Some(Rescued {
                 wished_at: self.rescue_wish()?.wished_at,
-                failed: Some(
-                    "its node's record of it cannot be read, so nothing of it is touched".to_owned(),
-                ),
+                failed: Some(unrecorded(facts).to_owned()),
             }),
-            Err(_) => return Err(Stop::Retry("its node's record of it is gone".to_owned())),
         };
         let status = status::rescued(&self.subject, self.status.known(), rescued, self.parts.host.now());
         self.write(status).await

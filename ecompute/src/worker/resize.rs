@@ -2,7 +2,7 @@
 
 use ec_hypervisor::{DomainSize, HypervisorError};
 use ec_metadata::InstanceRecord;
-use ec_model::{Attachment, Resized, Resources, Size, State, Workload, greater};
+use ec_model::{Attachment, Resized, Resources, RunState, Size, State, Workload, greater};
 use ec_placement_client::PlacementError;
 use ec_plan::{
     engine::{Change, Held},
@@ -11,7 +11,11 @@ use ec_plan::{
 };
 use jiff::Timestamp;
 
-use super::{Stop, Worker, guest::spec_of, pause_for_test_named};
+use super::{
+    Stop, Worker,
+    guest::{spec_of, unrecorded},
+    pause_for_test_named,
+};
 use crate::look::ask_placement;
 
 /// Another writer changed the allocations in between so often: later, then.
@@ -134,17 +138,21 @@ impl Worker {
     pub(super) async fn resize(&mut self) -> Result<(), Stop> {
         let instance = self.job.instance;
         let Begun { record, is, target, resized } = self.begin_resize().await?;
+        let (was, now) = (Size::of(&record.resources), Size::of(&target));
+        let is_other = (was.vcpus, was.memory_mb) != (now.vcpus, now.memory_mb);
+        // A guest whose disk alone grows may be up, as somebody by hand may have made it.
+        let is_defined = !is_other && record.growing.is_none();
         // Whoever finds it after a crash, or after the wish was lost, measures it again.
         let record = InstanceRecord { growing: Some(target.clone()), ..record };
         self.put_record(record.clone()).await?;
         pause_for_test_named("before-redefine");
-        self.define_as(Some(is), &target).await?;
+        if !is_defined {
+            self.define_as(Some(is), &target).await?;
+        }
         self.permit = None;
-        let resources_before = match (Size::of(&record.resources), Size::of(&target)) {
-            // That its disk is larger needs no start.
-            (was, now) if (was.vcpus, was.memory_mb) == (now.vcpus, now.memory_mb) => None,
-            _ => Some(record.resources_before.clone().unwrap_or(record.resources.clone())),
-        };
+        // That its disk is larger needs no start.
+        let resources_before =
+            is_other.then(|| record.resources_before.clone().unwrap_or(record.resources.clone()));
         pause_for_test_named("before-note-size");
         let growing = None;
         self.put_record(InstanceRecord { resources: target, resources_before, growing, resized, ..record })
@@ -163,15 +171,25 @@ impl Worker {
             // It may have more already, which it loses when it ends.
             return self.announce(State::Resizing, None).await;
         }
-        // Of a disk that is none any more nobody knows better than the record.
-        let is = match self.size().await {
-            Err(Stop::Failed(_)) => None,
-            size => Some(size?),
+        let observed = self.parts.hypervisor.observe(self.job.instance).await?;
+        // Of a disk that is gone, or is none any more, nobody knows better than the record.
+        let is = match observed.volume {
+            false => None,
+            true => match self.size().await {
+                Err(Stop::Failed(_)) => None,
+                size => Some(size?),
+            },
         };
-        let old = record.resources_before.clone().unwrap_or(record.resources.clone());
+        let old = match (observed.domain, &record.growing) {
+            // Its memory was saved with what it had been given by then.
+            (Some(RunState::Saved), Some(growing)) => greater(&record.resources, growing),
+            _ => record.resources_before.clone().unwrap_or(record.resources.clone()),
+        };
         self.touched_hypervisor = true;
-        // For good or not: what it is defined as must be known.
-        self.define_as(is, &old).await?;
+        // For good or not: what it is defined as must be known. Before it is started without its memory it is seen to again.
+        if observed.volume && observed.domain != Some(RunState::Saved) {
+            self.define_as(is, &old).await?;
+        }
         let mut resources = old.clone();
         if let Some(is) = is {
             let Size { vcpus, memory_mb, .. } = Size::of(&old);
@@ -208,11 +226,9 @@ impl Worker {
                 }
                 resized
             }
-            Err(_) => wished.map(|wished_at| Resized {
+            Err(facts) => wished.map(|wished_at| Resized {
                 wished_at,
-                failed: Some(
-                    "its node's record of it cannot be read, so nothing of it is touched".to_owned(),
-                ),
+                failed: Some(unrecorded(facts).to_owned()),
                 resources: Resources::new(),
             }),
         };
@@ -253,6 +269,13 @@ impl Worker {
             && let Some(is) = self.parts.hypervisor.size(self.job.instance).await?
         {
             let Size { vcpus, memory_mb, .. } = Size::of(&record.resources);
+            let is_other = (is.vcpus, is.memory_mb) != (vcpus, memory_mb);
+            // From memory that was saved it goes on as large as it was then, however it is defined.
+            if is_other
+                && self.parts.hypervisor.observe(self.job.instance).await?.domain == Some(RunState::Saved)
+            {
+                return Ok(());
+            }
             if self.define_as(Some(is), &record.resources).await? {
                 tracing::warn!(
                     "its domain was defined with {} processors and {} MiB of memory, and has {vcpus} and {memory_mb} again, which are claimed for it",

@@ -370,7 +370,7 @@ impl Host {
         let successor = machine.successor.take().ok_or("it has no successor")?;
         machine.volume = Some(successor);
         if let Some(domain) = machine.domain.as_mut().filter(|domain| domain.state == RunState::Saved) {
-            domain.state = RunState::Ended(End::Unknown);
+            domain.state = RunState::Ended(End::ByHand);
         }
         Ok(true)
     }
@@ -412,7 +412,7 @@ impl Host {
         }
         machine.refuse_rescued()?;
         if let Some(domain) = machine.domain.as_mut().filter(|domain| domain.is_rescued()) {
-            domain.state = RunState::Ended(End::Unknown);
+            domain.state = RunState::Ended(End::ByHand);
         }
         let dropped = machine.rescue.take().is_some();
         self.forget_empty(instance);
@@ -776,7 +776,7 @@ impl Host {
     pub(super) fn forget_memory(&mut self, instance: InstanceId) -> bool {
         let domain = self.machines.get_mut(&instance).and_then(|machine| machine.domain.as_mut());
         let Some(domain) = domain.filter(|domain| domain.state == RunState::Saved) else { return false };
-        domain.state = RunState::Ended(End::Unknown);
+        domain.state = RunState::Ended(End::ByHand);
         true
     }
 

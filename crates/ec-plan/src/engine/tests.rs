@@ -180,7 +180,8 @@ fn what_failed_for_an_older_wish_says_nothing_of_the_newest() {
     for outcome in [Outcome::Failed("no such file".to_owned()), Outcome::RetryBounded("away".to_owned())] {
         let mut told = Told::building();
         let Requested { record, .. } = requested(Desired::Active);
-        let record = Ok(Arc::new(Request { generation: 2, ..Request::clone(&record.unwrap()) }));
+        let power = PowerWish { generation: 2, anew: true, ..PowerWish::default() };
+        let record = Ok(Arc::new(Request { generation: 2, power, ..Request::clone(&record.unwrap()) }));
         told.on(Event::Changed(vec![(one(), Some(Requested { record, revision: 2 }))]));
         let commands = told.ended(vec![], outcome);
         let [Command::Observe(_, begun_look)] = commands[..] else { panic!("{commands:?}") };
@@ -200,6 +201,7 @@ fn a_running_job_goes_on_for_who_looks_at_its_instance_and_not_for_who_wishes_mo
     let asked = |revision, access: u64, generation| {
         let record = Request {
             access: Some(AccessWish { kind: AccessKind::Log, generation: access, request_id: None }),
+            power: PowerWish { generation, ..PowerWish::default() },
             generation,
             ..Request::clone(&requested(Desired::Active).record.unwrap())
         };
@@ -234,7 +236,7 @@ fn addresses_of_a_guest_without_a_request_are_not_told_before_requests_were_list
 }
 
 #[test]
-fn a_copy_goes_on_for_who_names_its_volume_and_not_for_who_wishes_another_size() {
+fn what_takes_long_goes_on_for_who_names_it_and_not_for_who_wishes_another_size() {
     let of = |generation, change: fn(&mut Request)| {
         let mut record = Request::clone(&requested(Desired::Active).record.unwrap());
         (record.kind, record.generation) = (Workload::Volume, generation);
@@ -250,7 +252,10 @@ fn a_copy_goes_on_for_who_names_its_volume_and_not_for_who_wishes_another_size()
     assert!(!of(5, |record| record.epoch += 1).goes_on_from(&first), "placed anew");
     assert!(!of(6, |record| record.desired = Desired::Destroyed).goes_on_from(&first));
     let machine = |generation| of(generation, |record| record.kind = Workload::Machine);
-    assert!(!machine(2).goes_on_from(&machine(1)), "a guest is told of its labels");
+    assert!(machine(2).goes_on_from(&machine(1)), "it was labelled, or locked");
+    let power =
+        of(3, |record| (record.kind, record.power.power) = (Workload::Machine, ec_model::Power::Stopped));
+    assert!(!power.goes_on_from(&machine(1)));
 }
 
 #[test]

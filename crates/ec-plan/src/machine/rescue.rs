@@ -21,7 +21,7 @@ use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
-    ShutDown,
+    ShutDown, is_nowhere,
     kept::uncounted,
     known,
     power::{GRACE, end_within},
@@ -41,9 +41,9 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
     let telling = state(facts);
     let mut effects = Vec::new();
     match facts.record {
-        RecordFacts::Absent => return None,
+        RecordFacts::Absent if !is_nowhere(facts) => return None,
         // It is not done, and that is told.
-        RecordFacts::Unreadable => {
+        RecordFacts::Unreadable | RecordFacts::Absent => {
             let told = facts.rescue.told.map(|told| told.wished_at);
             if facts.rescue.wished.is_some() && facts.rescue.wished != told {
                 effects.push(NoteRescue);

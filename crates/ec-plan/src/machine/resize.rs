@@ -21,7 +21,7 @@
 use ec_model::{Power, RunState, Size, State};
 
 use super::{
-    Announce, Cover, Grow, NoteResize, Plan, Question, Reopen, Resize,
+    Announce, Cover, GiveUpResize, Grow, NoteResize, Plan, Question, Reopen, Resize, is_nowhere,
     kept::count,
     known,
     power::{GRACE, end_within},
@@ -29,10 +29,15 @@ use super::{
 };
 use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, ResizeFacts, SizeFacts};
 
+/// Why a size is not had.
+const SAVED: &str = "its memory lies on the node's disk, and goes on as large as it was; `eschedule resume` lets it go on first";
+const WITHOUT_DISK: &str = "its disk is gone";
+const ELSEWHERE: &str = "placement has its allocation on other resource providers than its node's";
+
 /// What is left to do of the wish.
 pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
     let status = known(facts)?;
-    if facts.boots_elsewhere() {
+    if facts.boots_elsewhere() || is_nowhere(facts) {
         return tell_again(facts);
     }
     match facts.size_to_have() {
@@ -51,8 +56,8 @@ fn tell_again(facts: &Facts) -> Option<Plan> {
                 && (facts.resize.told < size.wished_at || is_told_otherwise(facts, size))
         }
         // It is not done, and that is told.
-        RecordFacts::Unreadable => facts.resize.told < facts.resize.wished,
-        RecordFacts::Absent => false,
+        RecordFacts::Absent if !is_nowhere(facts) => false,
+        RecordFacts::Unreadable | RecordFacts::Absent => facts.resize.told < facts.resize.wished,
     };
     is_untold.then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
 }
@@ -70,22 +75,34 @@ fn is_up(facts: &Facts) -> bool {
     matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
 }
 
+/// Who waits for it is told; without a wish that waits it is as large as it is until that can be changed.
+fn give_up(facts: &Facts, why: &'static str) -> Option<Plan> {
+    (facts.resize.told < facts.resize.wished).then(|| Plan::run(vec![GiveUpResize(why.to_owned())], why))
+}
+
 fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
     let RecordFacts::Kept { size, .. } = facts.record else { return None };
-    // What memory was saved of has the size that it had then. Without a disk nothing can be measured.
-    if matches!(facts.observed.domain, None | Some(RunState::Saved)) || !facts.observed.volume {
-        return None;
+    // What memory was saved of has the size that it had then.
+    if facts.observed.domain == Some(RunState::Saved) {
+        return give_up(facts, SAVED);
     }
+    // Nothing can be measured.
+    if !facts.observed.volume {
+        return give_up(facts, WITHOUT_DISK);
+    }
+    facts.observed.domain?;
     match facts.allocation {
         Allocation::Unknown => return Some(Plan::ask(Question::Placement)),
         Allocation::Absent => return Some(count()),
-        Allocation::Elsewhere => return None,
-        Allocation::Held { .. } => {}
+        Allocation::Elsewhere | Allocation::Held { .. } => {}
     }
     let is_ending = is_up(facts) && state(facts) == Some(State::Resizing);
     if size.growing.is_some() && is_ending {
         // Whatever it may have, it loses; then it is seen whether placement has room for what it is to have.
         return Some(end_within(GRACE, facts, State::Resizing));
+    }
+    if facts.allocation == Allocation::Elsewhere {
+        return give_up(facts, ELSEWHERE);
     }
     if !facts.held.covers(wanted) {
         return Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"));

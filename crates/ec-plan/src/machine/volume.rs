@@ -22,8 +22,8 @@
 use ec_model::{Handover, State};
 
 use super::{
-    Announce, Aspect, Cover, Extend, HandOver, MarkStarted, NoteRebuild, NoteResize, Plan, PrepareVolume,
-    Question, Receive,
+    Announce, Aspect, Cover, Extend, GiveUpResize, HandOver, MarkStarted, NoteRebuild, NoteResize, Plan,
+    PrepareVolume, Question, Receive,
     kept::{self, count},
     known, new, ran,
     rebuild::restore,
@@ -102,23 +102,37 @@ fn disk(facts: &Facts, limits: &Limits) -> Option<Plan> {
 
 /// It only ever grows, and its guest goes on meanwhile.
 fn size(facts: &Facts, _: &Limits) -> Option<Plan> {
-    let RecordFacts::Kept { size, .. } = facts.record else { return None };
+    let noted = match facts.record {
+        RecordFacts::Kept { size, .. } => size.wished_at,
+        // It is not done, and that is told.
+        RecordFacts::Unreadable => None,
+        RecordFacts::Absent => return None,
+    };
     if facts.gigabytes_to_have().is_some() {
         return match facts.allocation {
             Allocation::Unknown => Some(Plan::ask(Question::Placement)),
             Allocation::Absent => Some(count()),
-            Allocation::Elsewhere => None,
+            Allocation::Elsewhere => {
+                let why = "placement has its allocation on other resource providers";
+                (facts.resize.told < facts.resize.wished)
+                    .then(|| Plan::run(vec![GiveUpResize(why.to_owned())], why))
+            }
             // Of one that failed elsewhere what was claimed for more may have been given back since this node was told of it.
             Allocation::Held { .. } => Some(Plan::run(vec![Cover, Extend], "growing it")),
         };
     }
     // A wish that asks for nothing more has come to its end, too.
-    (facts.resize.told < size.wished_at.max(facts.resize.wished))
+    (facts.resize.told < noted.max(facts.resize.wished))
         .then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
 }
 
+/// What is told of one that is well besides.
+const UNREAD: &str = "its node's record of it cannot be read, so nothing is done about its size or what is on it: mend the file in `instances` of the agent's state directory";
+
 fn told(facts: &Facts, _: &Limits) -> Option<Plan> {
-    let reason = (facts.observed.copies != facts.copies).then_some(NOT_WHOLE);
+    let is_unread = facts.record == RecordFacts::Unreadable;
+    let is_whole = facts.observed.copies == facts.copies;
+    let reason = (!is_whole).then_some(NOT_WHOLE).or(is_unread.then_some(UNREAD));
     let is_so = |status: &KnownStatus| status.state == State::Active && status.reason.as_deref() == reason;
     let is_told = known(facts).is_some_and(is_so);
     (!is_told).then(|| Plan::run(vec![Announce(State::Active, reason.map(str::to_owned))], "it is there"))

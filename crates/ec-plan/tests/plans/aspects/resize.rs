@@ -130,7 +130,52 @@ fn a_guest_is_asked_to_end_for_what_it_cannot_have_while_it_runs_and_runs_on_for
         (wished(grown, SMALL, State::Active, RUNS), Runs(&[Resize])),
         // With the size that it is to have, a guest is started.
         (pending(wished(LARGE, SMALL, State::Stopped, ENDED)), Runs(&[Resize])),
-        (wished(LARGE, SMALL, State::Suspended, Some(RunState::Saved)), Told),
+    ]);
+}
+
+#[test]
+fn a_size_that_cannot_be_had_as_it_stands_is_given_up_where_somebody_waits_for_it() {
+    let with = |allocation, facts: Facts| Facts { allocation, ..facts };
+    let without_disk = |domain| {
+        let facts = wished(LARGE, SMALL, State::Error, domain);
+        Facts { observed: Observed { volume: false, ..facts.observed }, ..facts }
+    };
+    let saved = |state| wished(LARGE, SMALL, state, Some(RunState::Saved));
+    for (facts, why) in [
+        (saved(State::Resizing), "its memory"),
+        (saved(State::Suspended), "its memory"),
+        (with(Allocation::Unknown, saved(State::Suspended)), "its memory"),
+        (without_disk(ENDED), "its disk is gone"),
+        (without_disk(None), "its disk is gone"),
+        (with(Allocation::Elsewhere, wished(LARGE, SMALL, State::Active, RUNS)), "other resource providers"),
+        (
+            with(Allocation::Elsewhere, wished(LARGE, SMALL, State::Resizing, ENDED)),
+            "other resource providers",
+        ),
+    ] {
+        let ec_plan::machine::Next::Run(effects) = plan(&facts, &LIMITS).next else { panic!("{facts:?}") };
+        assert!(
+            matches!(effects.as_slice(), [Effect::GiveUpResize(reason)] if reason.contains(why)),
+            "{why}: {effects:?}"
+        );
+        // Told already, or wished by nobody that etcd knows, it waits until it can be.
+        let never = Facts { resize: ResizeFacts { wished: None, ..facts.resize }, ..facts.clone() };
+        for waits in [told(1, facts), never] {
+            let next = plan(&waits, &LIMITS).next;
+            let gives_up = |effect: &Effect| matches!(effect, Effect::GiveUpResize(_));
+            let is_given_up = matches!(&next, ec_plan::machine::Next::Run(all) if all.iter().any(gives_up));
+            assert!(!is_given_up, "{next:?}");
+        }
+    }
+    // What it may have been given already it loses first.
+    let size = SizeFacts { is: SMALL, growing: Some(LARGE), ..SizeFacts::default() };
+    let growing = Facts { record: noted(size), ..wished(LARGE, SMALL, State::Resizing, RUNS) };
+    // With all that was of it the node lost its record, too.
+    let nowhere = Facts { record: RecordFacts::Absent, ..without_disk(None) };
+    all([
+        (with(Allocation::Elsewhere, growing), Runs(&[ShutDown])),
+        (nowhere.clone(), Runs(&[NoteResize])),
+        (rescue(told(1, nowhere)), Runs(&[Effect::NoteRescue])),
     ]);
 }
 

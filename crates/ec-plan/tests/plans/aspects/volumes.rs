@@ -264,6 +264,20 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
         (claimed(9, volume(is(9, at(2), false), wants(4, at(1), at(2)))), Settled),
     ]);
     assert!(grows.is_being_resized() && !there().is_being_resized());
+    // Where the node cannot read its record that is told, and then that nothing was done.
+    let unread = Facts { record: RecordFacts::Unreadable, ..grows.clone() };
+    let Next::Run(effects) = plan(&unread, &LIMITS).next else { panic!() };
+    let [Announce(State::Active, Some(reason))] = effects.as_slice() else { panic!("{effects:?}") };
+    let told = Facts { status: status(State::Active, Some(reason), false, false), ..unread };
+    all([(told, Runs(&[Effect::Reread, NoteResize]))]);
+    // And where somebody moved its allocation, that it cannot be.
+    let Next::Run(effects) = plan(&with(Allocation::Elsewhere, grows.clone()), &LIMITS).next else {
+        panic!()
+    };
+    assert!(
+        matches!(effects.as_slice(), [Effect::GiveUpResize(why)] if why.contains("other")),
+        "{effects:?}"
+    );
     assert!(!Facts { observed: Observed::default(), ..grows }.is_being_resized(), "there is nothing to grow");
 }
 
