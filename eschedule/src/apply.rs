@@ -17,8 +17,8 @@ use std::{
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Begun, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Prune, STACK,
-    Scheduled, Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_called, differences, find,
+    Ask, Begun, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Placed, Prune,
+    STACK, Scheduled, Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_called, differences, find,
     find_placed, resolve_name,
 };
 use ec_model::{
@@ -154,28 +154,17 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let groups = missing_groups(&stack, &source, &there_groups)?;
     let (there, stored) = ec_cloud::standing(cloud, &stack.stack.0).await?;
     let (mut entries, mut wished) = (Vec::new(), Vec::new());
-    let mut queries = BTreeMap::new();
+    let (placed, mut queries) = (Placed::of(&there), BTreeMap::new());
     for (name, entry_name, says) in stack.named() {
         let place = Place::of(&["instances", entry_name]);
-        let is_it = |record: &&Instance| {
-            record.assigned.is_some()
-                && record.name.as_ref().is_some_and(|called| called.eq_ignore_ascii_case(&name))
-        };
-        let has = there.iter().map(|standing| &standing.record).find(is_it);
+        let has = placed.named(&name).map(|standing| &standing.record);
         let entry = entry(session, &stack, &source, &place, (&name, has), says, &mut queries).await?;
         wished.push(wish(session, &name, says, &entry));
         entries.push(entry);
     }
     let of_file = volumes::wished(session, &stack, &source, &wished, &stored).await?;
     let shared = if of_file.is_empty() { BTreeMap::new() } else { ec_cloud::sharing(cloud).await? };
-    let of_volumes = Volumes {
-        stack: &stack.stack.0,
-        instances: &wished,
-        volumes: &of_file,
-        there: &there,
-        stored: &stored,
-        shared: &shared,
-    };
+    let of_volumes = Volumes::new(&stack.stack.0, (&wished, &of_file), (&there, &stored), &shared);
     of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
@@ -212,17 +201,16 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     for step in &steps {
         let Difference::Run(number) = step else { continue };
         let Entry { query, guest, .. } = &entries[*number];
-        let of_instance = ["instances", stack.entry_of(&wished[*number].name)];
+        // Only for who made a mistake: it is looked for among all of them.
+        let entry = || Place::of(&["instances", stack.entry_of(&wished[*number].name)]);
         // Before anything is made, and once more when it is its turn.
         let ask = Ask::new(query)?;
         let ask = match of_volumes.node_for(*number) {
-            Some(node) => {
-                ask.on(node).map_err(|error| source.wrong(&Place::of(&of_instance), error.into()))?
-            }
+            Some(node) => ask.on(node).map_err(|error| source.wrong(&entry(), error.into()))?,
             None => ask,
         };
         if let Err(error) = ask.beside(cloud, &guest.image).await {
-            return Err(source.wrong(&Place::of(&of_instance).key("image"), session.failed(error)));
+            return Err(source.wrong(&entry().key("image"), session.failed(error)));
         }
     }
     if apply.diff {
@@ -860,14 +848,8 @@ mod tests {
 
     #[test]
     fn what_has_no_name_is_told_by_its_uuid() {
-        let none = Volumes {
-            stack: "shop",
-            instances: &[],
-            volumes: &[],
-            there: &[],
-            stored: &[],
-            shared: &BTreeMap::new(),
-        };
+        let shared = BTreeMap::new();
+        let none = Volumes::new("shop", (&[], &[]), (&[], &[]), &shared);
         let instance = InstanceId::new(uuid::Uuid::from_u128(7));
         for step in [
             Difference::Destroy(instance, String::new()),

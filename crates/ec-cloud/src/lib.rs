@@ -69,8 +69,8 @@ pub use ec_plan::{
     history::{Fate, Happening},
     lack::Reasons,
     stack::{
-        Begun, Difference, Prune, Refused, STACK, Standing, VolumeStep, Volumes, Wished, WishedVolume,
-        differences,
+        Begun, Difference, Placed, Prune, Refused, STACK, Standing, VolumeStep, Volumes, Wished,
+        WishedVolume, differences,
     },
     verbs::{Change, Verb},
 };

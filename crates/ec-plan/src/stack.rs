@@ -108,6 +108,28 @@ impl Standing {
     }
 }
 
+/// What is placed, to be found by its name in any case of letters.
+#[derive(Debug)]
+pub struct Placed<'a>(BTreeMap<String, &'a Standing>);
+
+impl<'a> Placed<'a> {
+    /// Of these. What is being placed, or was left over by a killed command, is not there yet.
+    pub fn of(all: &'a [Standing]) -> Self {
+        let mut placed = BTreeMap::new();
+        for standing in all.iter().filter(|standing| standing.record.assigned.is_some()) {
+            if let Some(name) = &standing.record.name {
+                placed.entry(fold(name)).or_insert(standing);
+            }
+        }
+        Self(placed)
+    }
+
+    /// The one of that name.
+    pub fn named(&self, name: &str) -> Option<&'a Standing> {
+        self.0.get(&fold(name)).copied()
+    }
+}
+
 /// One difference, and what it takes to make it good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
@@ -167,12 +189,10 @@ fn fold(name: &str) -> String {
 /// otherwise, and what is too much: it goes where `prune`, and else is told.
 pub fn differences(stack: &str, wished: &[Wished], there: &[Standing], prune: bool) -> Vec<Difference> {
     // What is being placed, or was left over by a killed command, is asked for again: its name says whether that can be.
-    let placed = there.iter().filter(|standing| standing.record.assigned.is_some());
-    let by_name: BTreeMap<String, &Standing> =
-        placed.filter_map(|standing| Some((fold(standing.record.name.as_ref()?), standing))).collect();
+    let placed = Placed::of(there);
     let (mut new, mut other) = (Vec::new(), Vec::new());
     for (number, wish) in wished.iter().enumerate() {
-        match by_name.get(&fold(&wish.name)) {
+        match placed.named(&wish.name) {
             None => new.push(Difference::Run(number)),
             Some(Standing { record, .. }) if !Standing::is_of(record, stack) => {
                 other.push(Difference::Foreign(record.instance, wish.name.clone()));

@@ -1,11 +1,11 @@
 //! The volumes of a stack: what its file says of them, what is told, and what is done.
 
-use std::cell::OnceCell;
+use std::{cell::OnceCell, collections::HashMap};
 
 use ec_cloud::{
-    Ask, CloudError, Doomed, NewVolume, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep, Volumes,
-    Wished, WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume, is_made,
-    move_volume, node_of_copy, node_to_come_to, room_of, takes_volumes, until_active, until_free,
+    Ask, CloudError, Doomed, NewVolume, Placed, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep,
+    Volumes, Wished, WishedVolume, act, attach, create_volume, delete_called_volume, detach, extend_volume,
+    is_made, move_volume, node_of_copy, node_to_come_to, room_of, takes_volumes, until_active, until_free,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::Failure;
@@ -34,12 +34,11 @@ pub(super) async fn wished(
     instances: &[Wished],
     stored: &[Standing],
 ) -> Result<Vec<WishedVolume>, Failure> {
+    let placed = Placed::of(stored);
+    let numbers: HashMap<&str, usize> = (instances.iter().map(|wish| wish.name.as_str()).zip(0..)).collect();
     let mut wished = Vec::new();
     for NamedVolume { name, entry, says, holder, boots, .. } in named(stack) {
-        let is_called = |named: &String| named.eq_ignore_ascii_case(&name);
-        let records = stored.iter().map(|standing| &standing.record);
-        let mut placed = records.filter(|record| record.assigned.is_some());
-        let is_there = placed.any(|record| record.name.as_ref().is_some_and(is_called));
+        let is_there = placed.named(&name).is_some();
         let (mut image, mut copied_on) = (None, None);
         // One that is there was made of something, which may be gone since.
         if let Some(text) = says.image.as_ref().filter(|_| !is_there) {
@@ -56,7 +55,7 @@ pub(super) async fn wished(
             copied_on,
             labels: says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
             boots,
-            holder: holder.and_then(|holder| instances.iter().position(|wish| wish.name == holder)),
+            holder: holder.and_then(|holder| numbers.get(holder.as_str()).copied()),
             name,
         });
     }

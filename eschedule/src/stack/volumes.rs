@@ -133,11 +133,9 @@ pub(crate) struct NamedVolume<'a> {
 impl Stack {
     /// Each volume by its name.
     pub(crate) fn named_volumes(&self) -> impl Iterator<Item = NamedVolume<'_>> {
+        let holders = self.holders();
         self.volumes.iter().flat_map(move |(HostName(entry), says)| {
-            let holder = self
-                .instances
-                .iter()
-                .find_map(|(name, instance)| Some((&name.0, instance, place_of(entry, instance)?)));
+            let holder = holders.get(&entry.to_ascii_lowercase()).copied();
             let boots = holder.is_some_and(|(_, says, _)| boots_from(entry, says));
             numbered(entry, says.count).map(move |(number, name)| {
                 let place = holder.map_or(0, |(.., place)| place);
@@ -153,9 +151,25 @@ impl Stack {
         })
     }
 
+    /// Which entry has which volume, by that's name in small letters, and which of its volumes that is: the first that says so.
+    fn holders(&self) -> BTreeMap<String, (&String, &InstanceEntry, usize)> {
+        let mut holders = BTreeMap::new();
+        for (HostName(name), says) in &self.instances {
+            let listed = says.volumes.iter().zip(0..);
+            for (HostName(volume), place) in listed.chain(says.boot.iter().map(|volume| (volume, 0))) {
+                holders.entry(volume.to_ascii_lowercase()).or_insert((name, says, place));
+            }
+        }
+        holders
+    }
+
     /// That each volume that an instance has is there, and is no other's.
     pub(super) fn check_volumes(&self, source: &Source) -> Result<(), Failure> {
         let mut holders: BTreeMap<String, &str> = BTreeMap::new();
+        // Of two that differ in the case of letters alone the first.
+        let volumes = self.volumes.iter().rev();
+        let volumes: BTreeMap<String, (&String, &VolumeEntry)> =
+            volumes.map(|(name, says)| (name.0.to_ascii_lowercase(), (&name.0, says))).collect();
         for (HostName(entry), says) in &self.instances {
             let place = Place::of(&["instances", entry, "volumes"]);
             let count = says.volumes.len() + usize::from(says.boot.is_some());
@@ -168,8 +182,7 @@ impl Stack {
             let listed = listed.map(|(number, name)| (place.clone().item(number), name));
             for (place, HostName(name)) in says.boot.iter().map(|name| (boot.clone(), name)).chain(listed) {
                 let wrong = |why| source.wrong(&place, Failure::usage(why));
-                let volume = self.volumes.iter().find(|(volume, _)| volume.0.eq_ignore_ascii_case(name));
-                let Some((HostName(name), volume)) = volume else {
+                let Some((name, volume)) = volumes.get(&name.to_ascii_lowercase()).copied() else {
                     return Err(wrong(format!("the file has no volume `{name}`")));
                 };
                 if let Some(other) = holders.insert(name.to_ascii_lowercase(), entry) {
@@ -184,12 +197,6 @@ impl Stack {
         }
         Ok(())
     }
-}
-
-/// Which of an instance's volumes it is.
-fn place_of(volume: &str, instance: &InstanceEntry) -> Option<usize> {
-    let listed = instance.volumes.iter().position(|name| name.0.eq_ignore_ascii_case(volume));
-    listed.or(boots_from(volume, instance).then_some(0))
 }
 
 fn boots_from(volume: &str, instance: &InstanceEntry) -> bool {

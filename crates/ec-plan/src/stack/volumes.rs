@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ec_model::{Attachment, ImageRef, Instance, InstanceId, NodeId};
 
-use super::{Difference, STACK, Standing, Wished, fold, words};
+use super::{Difference, Placed, STACK, Standing, Wished, fold, words};
 use crate::{sizes::of_disk, verbs::Change, volumes::lies_alone};
 
 /// A volume as a file says it.
@@ -89,8 +89,9 @@ pub enum Refused {
     Instance(usize, String),
 }
 
-/// What the file says of volumes, and what there is.
-#[derive(Debug, Clone, Copy)]
+/// What the file says of volumes, and what there is. Either may be thousands, and each difference asks for what belongs together: that is
+/// looked up once.
+#[derive(Debug)]
 pub struct Volumes<'a> {
     /// The stack's name.
     pub stack: &'a str,
@@ -98,12 +99,20 @@ pub struct Volumes<'a> {
     pub instances: &'a [Wished],
     /// The file's volumes.
     pub volumes: &'a [WishedVolume],
-    /// The project's instances.
-    pub there: &'a [Standing],
     /// The project's volumes.
-    pub stored: &'a [Standing],
+    stored: &'a [Standing],
     /// Of the living nodes that share storage, which: its resource provider.
-    pub shared: &'a BTreeMap<NodeId, NodeId>,
+    shared: &'a BTreeMap<NodeId, NodeId>,
+    /// Of each of the file's volumes, the one that is there.
+    there: Vec<Option<&'a Standing>>,
+    /// The same of its instances.
+    instances_there: Vec<Option<&'a Instance>>,
+    /// The numbers of the file's instances, by their names in one case of letters.
+    numbers: BTreeMap<String, usize>,
+    /// The volumes that each of the file's instances is to have.
+    given: BTreeMap<usize, Vec<usize>>,
+    /// The instance that has a volume by now.
+    holders: BTreeMap<InstanceId, &'a Instance>,
 }
 
 /// What goes that the file does not name.
@@ -115,25 +124,45 @@ pub struct Prune {
     pub volumes: bool,
 }
 
-/// One that is placed, of that name.
-fn placed<'a>(records: impl Iterator<Item = &'a Instance>, name: &str) -> Option<&'a Instance> {
-    let is_it = |record: &Instance| record.name.as_ref().is_some_and(|named| fold(named) == fold(name));
-    records.filter(|record| record.assigned.is_some()).find(|record| is_it(record))
-}
-
 impl<'a> Volumes<'a> {
-    /// The volume that is there for that of the file.
-    pub fn there(&self, number: usize) -> Option<&'a Instance> {
-        placed(self.records(), &self.volumes[number].name)
+    /// The instances and volumes that the file says, those of the project, and of the living nodes that share storage, which: its
+    /// resource provider.
+    pub fn new(
+        stack: &'a str,
+        (instances, volumes): (&'a [Wished], &'a [WishedVolume]),
+        (machines, stored): (&'a [Standing], &'a [Standing]),
+        shared: &'a BTreeMap<NodeId, NodeId>,
+    ) -> Self {
+        let (placed_machines, placed_volumes) = (Placed::of(machines), Placed::of(stored));
+        let there = volumes.iter().map(|wish| placed_volumes.named(&wish.name)).collect();
+        let instances_there =
+            instances.iter().map(|wish| Some(&placed_machines.named(&wish.name)?.record)).collect();
+        let (mut numbers, mut holders) = (BTreeMap::new(), BTreeMap::new());
+        let mut given: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (number, wish) in instances.iter().enumerate() {
+            numbers.entry(fold(&wish.name)).or_insert(number);
+        }
+        for (number, wish) in volumes.iter().enumerate() {
+            if let Some(holder) = wish.holder {
+                given.entry(holder).or_default().push(number);
+            }
+        }
+        for Standing { record, .. } in machines {
+            for Attachment { volume, .. } in &record.volumes {
+                holders.entry(*volume).or_insert(record);
+            }
+        }
+        Self { stack, instances, volumes, stored, shared, there, instances_there, numbers, given, holders }
     }
 
-    fn records(&self) -> impl Iterator<Item = &'a Instance> + use<'a> {
-        self.stored.iter().map(|standing| &standing.record)
+    /// The volume that is there for that of the file.
+    pub fn there(&self, number: usize) -> Option<&'a Instance> {
+        self.there[number].map(|standing| &standing.record)
     }
 
     /// The instance that is there for that of the file.
     pub fn instance_there(&self, number: usize) -> Option<&'a Instance> {
-        placed(self.there.iter().map(|standing| &standing.record), &self.instances[number].name)
+        self.instances_there[number]
     }
 
     /// The node where one of the file's instances is, or has to be: where its volumes lie, or will.
@@ -171,9 +200,8 @@ impl<'a> Volumes<'a> {
     }
 
     /// The volumes that an instance of the file is to have.
-    fn of(&self, instance: usize) -> impl Iterator<Item = usize> + use<'a> {
-        let volumes = self.volumes.iter().enumerate();
-        volumes.filter(move |(_, wish)| wish.holder == Some(instance)).map(|(number, _)| number)
+    fn of(&self, instance: usize) -> impl Iterator<Item = usize> {
+        self.given.get(&instance).into_iter().flatten().copied()
     }
 
     /// Where a volume of the file lies, or cannot but lie.
@@ -183,14 +211,12 @@ impl<'a> Volumes<'a> {
 
     /// The instance that is to have a volume by now.
     fn holder(&self, volume: InstanceId) -> Option<&'a Instance> {
-        let has = |record: &&Instance| record.volumes.iter().any(|has: &Attachment| has.volume == volume);
-        self.there.iter().map(|standing| &standing.record).find(has)
+        self.holders.get(&volume).copied()
     }
 
     /// Which of the file's instances that is.
     fn number_of(&self, record: &Instance) -> Option<usize> {
-        let name = fold(record.name.as_ref()?);
-        let wished = self.instances.iter().position(|wish| fold(&wish.name) == name);
+        let wished = self.numbers.get(&fold(record.name.as_ref()?)).copied();
         wished.filter(|_| Standing::is_of(record, self.stack))
     }
 
@@ -246,14 +272,14 @@ impl<'a> Volumes<'a> {
     pub fn differences(&self, prune: Prune) -> Vec<Difference> {
         let (mut changed, mut detached, mut attached) = (Vec::new(), Vec::new(), Vec::new());
         for (number, wish) in self.volumes.iter().enumerate() {
-            let Some(record) = self.there(number) else {
+            let Some(Standing { record, ails, .. }) = self.there[number] else {
                 changed.push(VolumeStep::Create(number));
                 // What boots from it has it from its beginning.
                 let given = wish.holder.filter(|_| !wish.boots);
                 attached.extend(given.map(|holder| VolumeStep::Attach(number, holder)));
                 continue;
             };
-            changed.extend(self.changes(wish, record));
+            changed.extend(self.changes(wish, record, ails.clone()));
             let holder = self.holder(record.instance);
             let Some(wanted) = wish.holder else {
                 // Whoever the file does not name has what it has.
@@ -345,10 +371,11 @@ impl<'a> Volumes<'a> {
     /// What ends, ends when what the file has made as a copy of its disk was asked for; but where it has what another is to boot
     /// from, before that: who boots from a volume has it from its beginning, and the other volumes are made beside it.
     pub fn in_order(&self, mut steps: Vec<Difference>) -> Vec<Difference> {
-        steps.sort_by_key(|step| match step {
+        let (roots, have_roots) = self.roots();
+        steps.sort_by_cached_key(|step| match step {
             Difference::Run(number) => usize::from(self.instances[*number].boots),
-            Difference::Destroy(instance, _) if !self.has_root(*instance) => 3,
-            Difference::Volume(VolumeStep::Detach { volume, .. }) if self.is_root(*volume) => 0,
+            Difference::Destroy(instance, _) if !have_roots.contains(instance) => 3,
+            Difference::Volume(VolumeStep::Detach { volume, .. }) if roots.contains(volume) => 0,
             Difference::Volume(
                 VolumeStep::Create(_)
                 | VolumeStep::Set(..)
@@ -361,24 +388,16 @@ impl<'a> Volumes<'a> {
         steps
     }
 
-    /// Whether an instance has what one of the file is to boot from.
-    fn has_root(&self, instance: InstanceId) -> bool {
-        let mut holders = self.roots().filter_map(|root| self.holder(root));
-        holders.any(|holder| holder.instance == instance)
-    }
-
-    /// Whether one of the file's instances is to boot from a volume that is there.
-    fn is_root(&self, volume: InstanceId) -> bool {
-        self.roots().any(|root| root == volume)
-    }
-
-    fn roots(&self) -> impl Iterator<Item = InstanceId> {
+    /// The volumes that are there and that instances of the file are to boot from, and the instances that have those.
+    fn roots(&self) -> (BTreeSet<InstanceId>, BTreeSet<InstanceId>) {
         let roots = (0..self.volumes.len()).filter(|number| self.volumes[*number].boots);
-        roots.filter_map(|number| Some(self.there(number)?.instance))
+        let roots: BTreeSet<_> = roots.filter_map(|number| Some(self.there(number)?.instance)).collect();
+        let holders = roots.iter().filter_map(|root| Some(self.holder(*root)?.instance)).collect();
+        (roots, holders)
     }
 
     /// What is otherwise of one that is there, whoever has it.
-    fn changes(&self, wish: &WishedVolume, record: &Instance) -> Vec<VolumeStep> {
+    fn changes(&self, wish: &WishedVolume, record: &Instance, ails: Option<String>) -> Vec<VolumeStep> {
         let (volume, name) = (record.instance, wish.name.clone());
         let mut labels = wish.labels.clone();
         labels.insert(STACK.to_owned(), self.stack.to_owned());
@@ -387,8 +406,6 @@ impl<'a> Volumes<'a> {
         if change != Change::default() {
             steps.push(VolumeStep::Set(volume, name.clone(), change));
         }
-        let ails = self.stored.iter().find(|standing| standing.record.instance == volume);
-        let ails = ails.and_then(|standing| standing.ails.clone());
         steps.extend(ails.map(|why| VolumeStep::Stands(volume, name.clone(), why)));
         let from = of_disk(&record.spec.resources);
         if let Some(to) = wish.size_gb.filter(|size| *size > from) {
@@ -400,7 +417,8 @@ impl<'a> Volumes<'a> {
     /// The volumes of the stack that the file does not name.
     fn surplus(&self) -> impl Iterator<Item = &'a Instance> {
         let names: BTreeSet<String> = self.volumes.iter().map(|wish| fold(&wish.name)).collect();
-        let of_stack = self.records().filter(|record| Standing::is_of(record, self.stack));
+        let records = self.stored.iter().map(|standing| &standing.record);
+        let of_stack = records.filter(|record| Standing::is_of(record, self.stack));
         of_stack.filter(move |record| {
             record.assigned.is_some() && !record.name.as_ref().is_some_and(|name| names.contains(&fold(name)))
         })

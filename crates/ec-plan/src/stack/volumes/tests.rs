@@ -76,7 +76,7 @@ struct Case {
 impl Case {
     fn of(&self) -> Volumes<'_> {
         let Self { instances, volumes, there, stored, shared } = self;
-        Volumes { stack: "shop", instances, volumes, there, stored, shared }
+        Volumes::new("shop", (instances, volumes), (there, stored), shared)
     }
 
     /// Each step in a word or two.
@@ -366,4 +366,40 @@ fn on_storage_that_nodes_share_a_volume_comes_to_its_instance_unless_it_stands_o
     case.volumes[0].boots = false;
     case.shared = [(node(0), storage(7)), (node(1), storage(8))].into();
     assert!(case.of().check().is_err());
+}
+
+/// Who looked through all of them for each, and that at each comparison, would not come to an end here.
+#[test]
+fn thousands_of_instances_that_boot_from_volumes_of_others_are_brought_into_order() {
+    const MANY: u128 = 3000;
+    let (first, last) = (1..=MANY, MANY + 1..=2 * MANY);
+    let case = Case {
+        instances: first
+            .clone()
+            .map(|number| Wished { boots: true, ..instance(&format!("new-{number}")) })
+            .collect(),
+        volumes: (first.clone().zip(0..))
+            .map(|(number, holder)| WishedVolume {
+                boots: true,
+                ..volume(&format!("root-{number}"), Some(holder))
+            })
+            .collect(),
+        there: (first.clone().zip(last.clone()))
+            .map(|(number, root)| standing(number, &format!("old-{number}"), Some("shop"), 0, &[root]))
+            .collect(),
+        stored: first
+            .zip(last)
+            .map(|(number, root)| stored(root, &format!("ROOT-{number}"), Some("shop"), 0))
+            .collect(),
+        shared: BTreeMap::new(),
+    };
+    let of = case.of();
+    assert_eq!(of.check(), Ok(()));
+    let mut steps = super::super::differences("shop", &case.instances, &case.there, true);
+    steps.extend(of.differences(Prune { instances: true, volumes: true }));
+    let steps = of.in_order(steps);
+    let (destroyed, run) = steps.split_at(case.there.len());
+    assert!(destroyed.iter().all(|step| matches!(step, Difference::Destroy(..))));
+    assert!(run.iter().enumerate().all(|(number, step)| *step == Difference::Run(number)));
+    assert_eq!(run.len(), case.instances.len());
 }
