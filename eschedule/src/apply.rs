@@ -5,6 +5,7 @@
 //!     ─▶ new volumes, beside who is to have them ─▶ labels, sizes ─▶ surplus instances ─▶ detach ─▶ attach ─▶ surplus volumes, groups
 //! ```
 
+mod entry;
 mod volumes;
 mod waits;
 
@@ -17,14 +18,11 @@ use std::{
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Begun, Change, Cloud, CloudError, Difference, Doomed, GroupView, Guest, NoRoom, Placed, Prune,
-    STACK, Scheduled, Verb, View, VolumeStep, Volumes, Wanted, Wished, act, destroy_called, differences, find,
-    find_placed, resolve_name,
+    Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, NoRoom, Placed, Prune, STACK, Scheduled,
+    Verb, View, VolumeStep, Volumes, Wanted, act, destroy_called, differences, find, find_placed,
+    resolve_name,
 };
-use ec_model::{
-    ImageRef, Instance, InstanceId, NodeId, OF_INSTANCE, OF_VOLUME, Policy, RequestId, ResourceQuery,
-    Workload, input::LabelSelector,
-};
+use ec_model::{Instance, InstanceId, NodeId, Policy, RequestId, Workload, input::LabelSelector};
 use ec_runtime::{
     exit::{FAILED, Failure, INTERRUPTED, tell},
     shutdown_on_signals,
@@ -32,14 +30,16 @@ use ec_runtime::{
 use serde::Serialize;
 use tokio_util::sync::CancellationToken;
 
-use self::waits::Asked;
+use self::{
+    entry::{Entry, entry, wish},
+    waits::Asked,
+};
 use crate::{
-    cli::{Given, Output, Traits, YEAR},
+    cli::{Output, YEAR},
     config::Session,
     run::{self, asked, reason},
     shown::Shown,
-    spec::{self, Mistake, Part},
-    stack::{InstanceEntry, Place, Source, Stack},
+    stack::{Place, Source, Stack},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -136,15 +136,6 @@ impl Applied {
     }
 }
 
-/// One instance of the file, checked.
-struct Entry {
-    query: ResourceQuery,
-    guest: Guest,
-    place: run::Place,
-    /// That what its image is called says nothing any more.
-    gone: Option<Difference>,
-}
-
 /// Applies a file.
 pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Result<(), Failure> {
     let cloud = &session.cloud;
@@ -168,7 +159,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     of_volumes.check().map_err(|refused| volumes::refused(&stack, &source, &of_volumes, refused))?;
     let prune = Prune { instances: apply.prune, volumes: apply.prune_volumes };
     let mut steps = differences(&stack.stack.0, &wished, &there, apply.prune);
-    steps.extend(entries.iter().filter_map(|entry| entry.gone.clone()));
+    steps.extend(entries.iter().flat_map(|entry| entry.kept.clone()));
     steps.extend(of_volumes.differences(prune));
     steps = of_volumes.in_order(steps);
     if apply.prune {
@@ -344,133 +335,6 @@ fn without(view: &GroupView, doomed: &BTreeSet<InstanceId>) -> Difference {
             let why = format!("it has {count} members that stay: `eschedule group show {name}` shows them");
             Difference::KeepGroup(name, why)
         }
-    }
-}
-
-/// What the file says of an instance, with what its names stand for. Of one that is there they may stand for nothing any more: a
-/// flavor that was deleted, a disk that it is a copy of and that is gone. It is what it was made of then.
-async fn entry(
-    session: &Session,
-    stack: &Stack,
-    source: &Source,
-    place: &Place<'_>,
-    (name, has): (&str, Option<&Instance>),
-    says: &InstanceEntry,
-    queries: &mut BTreeMap<String, String>,
-) -> Result<Entry, Failure> {
-    let room = place.clone().key(if says.flavor.is_some() { "flavor" } else { "query" });
-    let query = room_of(session, says, has, queries).await.map_err(|failure| source.wrong(&room, failure))?;
-    if says.boot.is_some() && query.total().contains_key(DISK) {
-        let why = "an instance that boots from a volume has no disk of its own: leave DISK_GB out";
-        return Err(source.wrong(&room, Failure::usage(why)));
-    }
-    let mut labels: Vec<(String, String)> =
-        says.labels.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect();
-    labels.push((STACK.to_owned(), stack.stack.0.clone()));
-    let mut given = Given {
-        user_data: says.user_data.clone(),
-        key: says.keys.clone(),
-        sha256: says.sha256.as_ref().map(|digest| digest.0.clone()),
-        boot_volume: None,
-        beside: Some(source.directory()),
-        boots: says.boot.is_some(),
-        require_token: says.require_token,
-        traits: Traits {
-            label: labels,
-            meta: says.metadata.iter().map(|(key, value)| (key.0.clone(), value.0.clone())).collect(),
-            restart: says.restart,
-        },
-    };
-    let (image, size) = (says.image.as_deref(), query.total());
-    let mut guest = spec::read(session, Some(name), &spec::IN_FILE, &given, image, &size).await;
-    let mut gone = None;
-    if let (Err(Mistake { part: Part::Image, failure }), Some(has)) = (&guest, has)
-        && let Some(was) = made_of(has, says)
-        && failure.code == FAILED
-    {
-        let why = format!("{}: it stays what it was made of", failure.message);
-        gone = Some(Difference::Keep(has.instance, name.to_owned(), why));
-        given.boots = true;
-        guest = spec::read(session, Some(name), &spec::IN_FILE, &given, None, &size).await;
-        guest = guest.map(|guest| Guest { image: was.clone(), ..guest });
-    }
-    let guest = guest.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
-    let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
-    Ok(Entry { query, guest, place, gone })
-}
-
-/// What an instance was made of, where that is what the file says by its words.
-fn made_of<'a>(has: &'a Instance, says: &InstanceEntry) -> Option<&'a ImageRef> {
-    let (image, said) = (&has.spec.image, says.image.as_deref()?);
-    let is_copy = [OF_INSTANCE, OF_VOLUME].iter().any(|of| said.starts_with(of));
-    let is_called = || image.name.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(said));
-    (if is_copy { image.copied().is_some() } else { is_called() }).then_some(image)
-}
-
-/// What room the file says that each takes.
-async fn room_of(
-    session: &Session,
-    says: &InstanceEntry,
-    has: Option<&Instance>,
-    queries: &mut BTreeMap<String, String>,
-) -> Result<ResourceQuery, Failure> {
-    let text = match (&says.flavor, &says.query) {
-        (Some(flavor), _) => {
-            if !queries.contains_key(&flavor.0) {
-                match (ec_cloud::flavor(&session.cloud, &flavor.0).await, has) {
-                    (Ok(flavor_is), _) => _ = queries.insert(flavor.0.clone(), flavor_is.query),
-                    (Err(CloudError::NotFound(_)), Some(has)) => {
-                        return ResourceQuery::parse(&has.spec.query)
-                            .map_err(|error| Failure::usage(error.to_string()));
-                    }
-                    (Err(error), _) => return Err(error.into()),
-                }
-            }
-            queries[&flavor.0].clone()
-        }
-        (None, query) => query.as_ref().map(|query| query.0.clone()).unwrap_or_default(),
-    };
-    let query = ResourceQuery::parse(&text).map_err(|error| Failure::usage(error.to_string()))?;
-    Ask::new(&query)?;
-    match says.boot.is_some() && says.flavor.is_some() {
-        true => query.without(DISK).map_err(|error| Failure::usage(error.to_string())),
-        false => Ok(query),
-    }
-}
-
-/// Where in an entry that stands.
-fn part_at<'a>(entry: &Place<'a>, part: Part) -> Place<'a> {
-    let entry = entry.clone();
-    match part {
-        Part::Key(number) => entry.key("keys").item(number),
-        Part::Keys => entry.key("keys"),
-        Part::UserData => entry.key("user_data"),
-        Part::Image => entry.key("image"),
-        Part::Boot => entry.key("boot"),
-        Part::Sha256 => entry.key("sha256"),
-        Part::Whole => entry,
-    }
-}
-
-fn wish(session: &Session, name: &str, says: &InstanceEntry, Entry { query, guest, .. }: &Entry) -> Wished {
-    let usual = &session.settings.defaults;
-    Wished {
-        name: name.to_owned(),
-        query: query.text().to_owned(),
-        image: guest.image.clone(),
-        said: says.image.clone(),
-        boots: says.boot.is_some(),
-        group: says.group.as_ref().map(|group| group.0.clone()),
-        labels: guest.labels.clone(),
-        metadata: guest.metadata.clone(),
-        restart: guest.restart,
-        // Where there are no defaults, nothing is what the file says.
-        keys: Begun { with: guest.keys.clone(), said: !says.keys.is_empty() || usual.keys.is_empty() },
-        user_data: Begun {
-            with: guest.user_data.clone(),
-            said: says.user_data.is_some() || usual.user_data.is_none(),
-        },
-        require_token: says.require_token,
     }
 }
 

@@ -173,6 +173,10 @@ pub(crate) struct Given {
     #[arg(skip)]
     pub(crate) boots: bool,
 
+    /// The keys of one that is there, which keeps them: no others are read.
+    #[arg(skip)]
+    pub(crate) keeps_keys: Option<Vec<String>>,
+
     /// Give the guest its metadata only with a session token, as EC2's IMDSv2 [default: `defaults.require_token`]
     #[arg(long)]
     pub(crate) require_token: bool,

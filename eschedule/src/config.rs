@@ -193,6 +193,19 @@ impl Session {
 }
 
 #[cfg(test)]
+impl Session {
+    /// One of the shipped file, with an etcd in memory, and with a placement that does not answer.
+    pub(crate) async fn in_memory() -> Self {
+        ec_runtime::install_tls_provider();
+        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
+        let settings = Settings::load(Some(Path::new(shipped))).unwrap();
+        let mut session = Self::open(settings).await.unwrap();
+        session.cloud.store = Arc::new(ec_store::MemoryStore::new());
+        session
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

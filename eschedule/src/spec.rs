@@ -140,17 +140,10 @@ pub(crate) async fn read(
         (None, None) => None,
     };
     let user_data = user_data.transpose().map_err(|it| Part::UserData.wrong(it))?;
-    let mut keys = Vec::new();
-    for (number, text) in given.key.iter().enumerate() {
-        let of_text = keys_of(session, text, &seen(Path::new(text)), words.key).await;
-        keys.extend(of_text.map_err(|it| Part::Key(number).wrong(it))?);
-    }
-    if given.key.is_empty() {
-        for file in &defaults.keys {
-            keys.extend(keys_in(file, "defaults.keys").await.map_err(|it| Part::Keys.wrong(it))?);
-        }
-    }
-    bounded(&keys).map_err(|it| Part::Keys.wrong(it))?;
+    let keys = match &given.keeps_keys {
+        Some(keys) => keys.clone(),
+        None => read_keys(session, given, seen, words).await?,
+    };
     let digest = given.sha256.as_deref().map(|digest| sha256(digest, words.sha256)).transpose();
     let digest = digest.map_err(|it| Part::Sha256.wrong(it))?;
     let boot = match &given.boot_volume {
@@ -178,6 +171,27 @@ pub(crate) async fn read(
         metadata: once_each("--meta", &given.traits.meta)?,
         restart: given.traits.restart.map(Into::into).unwrap_or_default(),
     })
+}
+
+/// The keys that are given, else the site's own.
+async fn read_keys(
+    session: &Session,
+    given: &Given,
+    seen: impl Fn(&Path) -> PathBuf,
+    words: &Words,
+) -> Result<Vec<String>, Mistake> {
+    let mut keys = Vec::new();
+    for (number, text) in given.key.iter().enumerate() {
+        let of_text = keys_of(session, text, &seen(Path::new(text)), words.key).await;
+        keys.extend(of_text.map_err(|it| Part::Key(number).wrong(it))?);
+    }
+    if given.key.is_empty() {
+        for file in &session.settings.defaults.keys {
+            keys.extend(keys_in(file, "defaults.keys").await.map_err(|it| Part::Keys.wrong(it))?);
+        }
+    }
+    bounded(&keys).map_err(|it| Part::Keys.wrong(it))?;
+    Ok(keys)
 }
 
 /// The volume to boot from, of which no image is made.
