@@ -193,21 +193,40 @@ impl Session {
 }
 
 #[cfg(test)]
-impl Session {
-    /// One of the shipped file, with an etcd in memory, and with a placement that does not answer.
-    pub(crate) async fn in_memory() -> Self {
-        ec_runtime::install_tls_provider();
-        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
-        let settings = Settings::load(Some(Path::new(shipped))).unwrap();
-        let mut session = Self::open(settings).await.unwrap();
-        session.cloud.store = Arc::new(ec_store::MemoryStore::new());
-        session
-    }
-}
-
-#[cfg(test)]
 mod tests {
+    use ec_model::{Instance, encode};
+    use ec_store::{MemoryStore, Txn};
+
     use super::*;
+
+    impl Session {
+        /// One of the shipped file, with an etcd in memory, and with a placement that does not answer.
+        pub(crate) async fn in_memory() -> Self {
+            ec_runtime::install_tls_provider();
+            let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
+            let settings = Settings::load(Some(Path::new(shipped))).unwrap();
+            let mut session = Self::open(settings).await.unwrap();
+            session.cloud.store = Arc::new(MemoryStore::new());
+            session
+        }
+
+        /// Has one of the project be there that was asked for and is placed.
+        pub(crate) async fn put(&self, record: Instance) -> Instance {
+            let record = Instance { project: self.cloud.project.clone(), ..record };
+            let (keys, instance) = (&self.cloud.keys, record.instance);
+            let request = format!(
+                r#"{{"version":1,"instance":"{instance}","epoch":1,"generation":1,"desired":"active",
+                "created_at":"1970-01-01T00:00:00Z"}}"#
+            );
+            let name = record.name.as_deref().unwrap();
+            let txn = Txn::new()
+                .put(keys.instance(instance), encode(&record))
+                .put(keys.name(record.kind, &record.project, name, instance), "")
+                .put(keys.request(record.node().unwrap(), instance), request);
+            assert!(self.cloud.store.txn(txn).await.unwrap().succeeded);
+            record
+        }
+    }
 
     #[test]
     fn the_shipped_file_is_valid_and_says_nothing_but_defaults() {

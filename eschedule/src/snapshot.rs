@@ -5,7 +5,8 @@ use std::{cell::RefCell, time::Duration};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    CloudError, NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot, snapshot_of,
+    Cloud, CloudError, NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot,
+    snapshot_of,
 };
 use ec_model::{CopyOf, ImageRef, Workload, input::LabelSelector};
 use ec_plan::verbs::Verb;
@@ -19,7 +20,7 @@ use crate::{
     output::{self, Names},
     shown::Shown,
     spec::once_each,
-    volume::{called, delete, make, named, remake, tell_acted, uuids},
+    volume::{called, certain, delete, make, named, remake, tell_acted, uuids},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -140,33 +141,50 @@ pub(crate) async fn snapshot(
         }
         SnapshotCommand::Restore(restoring) => restore(session, &restoring, output).await,
         SnapshotCommand::Delete { snapshots, label, waiting } => {
-            // None goes where one of them is something else.
+            // None goes where one of them is something else; one that is gone is told of beside the others.
             for snapshot in &snapshots {
-                known(session, snapshot).await?;
+                match looked_for(cloud, snapshot).await {
+                    Err(CloudError::NotFound(_)) => {}
+                    // Nothing tells any more what it was.
+                    Ok(view) if view.status == "deleting" => {}
+                    view => is_snapshot(&view?, snapshot)?,
+                }
             }
             let words = match label.is_empty() {
-                true => snapshots.clone(),
+                true => snapshots,
                 false => uuids(ec_cloud::select_volumes(cloud, &label, true).await?),
             };
-            delete(session, "SNAPSHOT", &words, &label, snapshots.len() == 1, waiting, output).await
+            let meant = async |word: &str| certain(session, word, looked_for(cloud, word).await?);
+            delete(session, "SNAPSHOT", &words, &label, meant, waiting, output).await
         }
     }
 }
 
 async fn known(session: &Session, text: &str) -> Result<VolumeView, Failure> {
-    let cloud = &session.cloud;
+    let view = looked_for(&session.cloud, text).await?;
+    is_snapshot(&view, text)?;
+    Ok(view)
+}
+
+/// What a word means, whatever it is.
+async fn looked_for(cloud: &Cloud, text: &str) -> Result<VolumeView, CloudError> {
     let view = async { ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await };
-    let view = view.await.map_err(|error| match error {
+    view.await.map_err(|error| match error {
         CloudError::NotFound(_) => CloudError::NotFound(format!(
             "no snapshot of project `{}` is named `{text}`, nor is that one's uuid; `eschedule snapshot list` shows all",
             cloud.project
         )),
         error => error,
-    })?;
-    if view.snapshot {
-        return Ok(view);
+    })
+}
+
+fn is_snapshot(view: &VolumeView, text: &str) -> Result<(), Failure> {
+    match view.snapshot {
+        true => Ok(()),
+        false => {
+            Err(Failure::failed(format!("`{text}` is a volume, and no snapshot: see `eschedule volume`")))
+        }
     }
-    Err(Failure::failed(format!("`{text}` is a volume, and no snapshot: see `eschedule volume`")))
 }
 
 async fn restore(session: &Session, restoring: &Restore, output: Output) -> Result<(), Failure> {
@@ -223,5 +241,44 @@ fn doing(verb: &Verb) -> &'static str {
         Verb::Hold(_) => "locking",
         Verb::LetGo(_) | Verb::Unlock => "unlocking",
         _ => "restoring",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_model::Instance;
+    use ec_runtime::exit::FAILED;
+
+    use super::*;
+
+    /// One with that name.
+    async fn put(session: &Session, number: u128, name: &str, snapshot: bool) -> Instance {
+        let uuid = uuid::Uuid::from_u128(number);
+        let text = format!(
+            r#"{{"version":1,"instance":"{uuid}","kind":"volume","name":"{name}","generation":1,
+            "spec":{{"query":"resources=DISK_GB:1","image":{{"url":""}},"snapshot":{snapshot}}},
+            "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        session.put(ec_model::decode(text.as_bytes()).unwrap()).await
+    }
+
+    #[tokio::test]
+    async fn what_is_gone_keeps_no_other_from_being_deleted_and_a_volume_does() {
+        let session = Session::in_memory().await;
+        let (data, snap) = (put(&session, 1, "data", false).await, put(&session, 2, "snap", true).await);
+        let is_there = async |one: &Instance| {
+            let key = session.cloud.keys.instance(one.instance);
+            session.cloud.store.get(&key).await.unwrap().0.is_some()
+        };
+        for (words, left) in [(["data", "snap"], true), (["gone", "snap"], false)] {
+            let command = SnapshotCommand::Delete {
+                snapshots: words.map(str::to_owned).to_vec(),
+                label: Vec::new(),
+                waiting: Waiting { wait: false, timeout: 0 },
+            };
+            let failed = snapshot(&session, command, Output::Json).await.unwrap_err();
+            assert_eq!((failed.code, is_there(&snap).await), (FAILED, left), "{words:?}: {failed:?}");
+        }
+        assert!(is_there(&data).await);
     }
 }

@@ -4,8 +4,9 @@ use std::{collections::BTreeMap, time::Duration};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{
-    Acted, Ask, Change, Cloud, Doomed, NewVolume, Scheduled, Verb, VolumeView, act, find_placed, move_volume,
-    node_named, node_of_copy, node_to_come_to, resolve, resolve_volume, until_active, until_done, until_gone,
+    Acted, Ask, Change, Cloud, CloudError, Doomed, NewVolume, Scheduled, Verb, VolumeView, act, find_placed,
+    move_volume, node_named, node_of_copy, node_to_come_to, resolve, resolve_volume, until_active,
+    until_done, until_gone,
 };
 use ec_model::{ImageRef, InstanceId, NodeId, OF_VOLUME, Workload, input::LabelSelector};
 use ec_runtime::{
@@ -335,7 +336,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
             make(session, &new, waiting, output).await
         }
         VolumeCommand::Restore { volume, of, sha256, waiting } => {
-            let volume = certain(session, &volume).await?;
+            let volume = certain(session, &volume, looked_for(cloud, &volume).await?)?;
             let image = image_ref(session, &of, sha256.as_deref()).await?;
             let patience = Patience::new(waiting)?;
             remake(session, volume, &image, &patience).await?;
@@ -343,10 +344,11 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
         }
         VolumeCommand::Delete { volumes, label, waiting } => {
             let words = match label.is_empty() {
-                true => volumes.clone(),
+                true => volumes,
                 false => uuids(ec_cloud::select_volumes(cloud, &label, false).await?),
             };
-            delete(session, "VOLUME", &words, &label, volumes.len() == 1, waiting, output).await
+            let meant = async |word: &str| certain(session, word, looked_for(cloud, word).await?);
+            delete(session, "VOLUME", &words, &label, meant, waiting, output).await
         }
     }
 }
@@ -484,19 +486,18 @@ pub(crate) fn uuids(volumes: Vec<InstanceId>) -> Vec<String> {
     volumes.iter().map(ToString::to_string).collect()
 }
 
-/// Deletes each, as [`each`] says; what was selected by labels is spared where somebody has changed them since.
+/// Deletes each that is meant, as [`each`] says; what was selected by labels is spared where somebody has changed them since.
 pub(crate) async fn delete(
     session: &Session,
     what: &str,
     volumes: &[String],
     selectors: &[LabelSelector],
-    is_one: bool,
+    meant: impl AsyncFn(&str) -> Result<InstanceId, Failure>,
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
     let cloud = &session.cloud;
     let patience = Patience::new(waiting)?;
-    let meant = async |word: &str| certain(session, word).await;
     let ask = async |volume, word: &str| {
         let doomed = ec_cloud::delete_selected_volume(cloud, volume, selectors).await;
         let doomed = doomed.map_err(|error| session.failed(error))?;
@@ -516,16 +517,20 @@ pub(crate) async fn delete(
         Ok(Deleted::one(cloud, what, &word, "DELETED"))
     };
     let of_failed = |word: &str, _, why: &str| Deleted::failed(cloud, word, why);
+    // One was named, which is no list.
+    let is_one = selectors.is_empty() && volumes.len() == 1;
     let told = Told::new(output, is_one, &of_failed);
     each(told, volumes, &patience, meant, ask, wait).await
 }
 
-/// The volume that a word means, where a mistake costs a disk.
-async fn certain(session: &Session, text: &str) -> Result<InstanceId, Failure> {
-    let volume = resolve_volume(&session.cloud, text).await?;
-    let name = ec_cloud::volume(&session.cloud, volume).await?.name;
-    named(session, text, volume, name.as_deref(), "what was written on it would be lost")?;
-    Ok(volume)
+async fn looked_for(cloud: &Cloud, text: &str) -> Result<VolumeView, CloudError> {
+    ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await
+}
+
+/// The volume that was looked for by a word, where a mistake costs a disk.
+pub(crate) fn certain(session: &Session, text: &str, found: VolumeView) -> Result<InstanceId, Failure> {
+    named(session, text, found.volume, found.name.as_deref(), "what was written on it would be lost")?;
+    Ok(found.volume)
 }
 
 /// That a word is a volume's name, or enough of its uuid: what is done to it has such a `cost`.
