@@ -122,7 +122,7 @@ fn completer(value: &str) -> Option<ArgValueCompleter> {
         }),
         "NODE" => asking(async |session, _| {
             let nodes = ec_cloud::named_nodes(&session.cloud).await?;
-            Ok(nodes.into_iter().map(|(_, name)| name).collect())
+            Ok(nodes.all().into_iter().map(str::to_owned).collect())
         }),
         "FLAVOR" => asking(async |session, _| {
             let flavors = ec_cloud::flavors(&session.cloud).await?;

@@ -31,7 +31,7 @@ mod top;
 mod volume;
 mod watch;
 
-use std::{collections::BTreeSet, fs, path::Path, process::ExitCode, time::Duration};
+use std::{fs, path::Path, process::ExitCode, time::Duration};
 
 use clap::CommandFactory;
 use cli::{Cli, Command, Output};
@@ -156,11 +156,11 @@ async fn run(cli: Cli) -> Result<(), Failure> {
         (Some(Command::Nodes), _) => {
             let session = Session::open(settings).await?;
             let nodes = ec_cloud::nodes(&session.cloud).await?;
-            let named = match output {
+            let names = match output {
                 Output::Name => ec_cloud::named_nodes(&session.cloud).await?,
-                _ => BTreeSet::new(),
+                _ => ec_cloud::NodeNames::default(),
             };
-            output::nodes(output, &nodes, &named)?;
+            output::nodes(output, &nodes, &names)?;
             warn(&session).await;
             Ok(())
         }

@@ -5,14 +5,12 @@ mod image;
 mod table;
 mod volume;
 
-use std::{
-    collections::{BTreeSet, HashMap},
-    os::fd::AsFd,
-    time::Duration,
-};
+use std::{collections::HashMap, os::fd::AsFd, time::Duration};
 
-use ec_cloud::{Cloud, CloudError, GroupView, Healed, NodeView, Outcome, StorageView, View, bearing};
-use ec_model::{Flavor, InstanceId, Keypair, NodeId, Rebuild, RequestId, Restart, Workload};
+use ec_cloud::{
+    Cloud, CloudError, GroupView, Healed, NodeNames, NodeView, Outcome, StorageView, View, bearing,
+};
+use ec_model::{Flavor, InstanceId, Keypair, Rebuild, RequestId, Restart, Workload};
 use ec_runtime::exit::{Failure, NOBODY_READS, print};
 use jiff::Timestamp;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -179,16 +177,10 @@ pub(crate) fn or_dash(text: Option<String>) -> String {
     text.unwrap_or_else(|| "-".to_owned())
 }
 
-/// A list of nodes; `named` is what each can be asked for by. One whose name means another, too, is told by its uuid.
-pub(crate) fn nodes(
-    output: Output,
-    nodes: &[NodeView],
-    named: &BTreeSet<(NodeId, String)>,
-) -> Result<(), Failure> {
+/// A list of nodes; `names` tells what each can be asked for by. One whose name means another, too, is told by its uuid.
+pub(crate) fn nodes(output: Output, nodes: &[NodeView], names: &NodeNames) -> Result<(), Failure> {
     let called = |node: &NodeView| {
-        let mut bearers = named.iter().filter(|(_, name)| *name == node.name).map(|(bearer, _)| *bearer);
-        let means_it = (bearers.next(), bearers.next()) == (Some(node.node), None);
-        if means_it { node.name.clone() } else { node.node.to_string() }
+        if names.means(&node.name, node.node) { node.name.clone() } else { node.node.to_string() }
     };
     output.print(
         nodes,

@@ -6,6 +6,9 @@ use ec_model::{Alive, Instance, InstanceId, Node, NodeId, State, Workload, decod
 
 use crate::{Cloud, CloudError, CloudResult, View, VolumeView, intent::wanted, lookup::is_beginning};
 
+/// So many of those that a name may mean are told.
+const SOME: usize = 8;
+
 /// What every list is narrowed by: all that is said must hold.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Whose {
@@ -201,7 +204,8 @@ pub(crate) fn in_words(selectors: &[LabelSelector]) -> String {
     labels.join(" and ")
 }
 
-/// The node that the text is the uuid or the name of, or whose uuid begins so, as no other's does.
+/// The node that the text is the uuid or the name of, or whose uuid begins so, as no other's does. Of one name those that are alive
+/// come first.
 ///
 /// # Errors
 /// [`CloudError::NotFound`] where no node is called so, [`CloudError::Invalid`] where several are.
@@ -209,39 +213,78 @@ pub async fn node_named(cloud: &Cloud, text: &str) -> CloudResult<NodeId> {
     if let Ok(node) = text.parse() {
         return Ok(node);
     }
-    named_so(&named_nodes(cloud).await?, text)
+    named_nodes(cloud).await?.node(text)
 }
 
-/// Of these nodes, with what each is called.
-fn named_so(all: &BTreeSet<(NodeId, String)>, text: &str) -> CloudResult<NodeId> {
-    let named: BTreeSet<NodeId> =
-        all.iter().filter(|(_, name)| name == text).map(|(node, _)| *node).collect();
-    let beginning = text.to_ascii_lowercase();
-    let begins = |node: &NodeId| is_beginning(&beginning) && node.to_string().starts_with(&beginning);
-    let found = match named.is_empty() {
-        true => all.iter().map(|(node, _)| *node).filter(begins).collect(),
-        false => named,
-    };
-    let mut found = found.into_iter();
-    match (found.next(), found.next()) {
-        (Some(node), None) => Ok(node),
-        (None, _) => Err(CloudError::NotFound(format!(
-            "no node is named `{text}`, and no node's uuid is or begins so; `eschedule nodes` shows all"
-        ))),
-        _ => {
-            Err(CloudError::Invalid(format!("several nodes are called `{text}`: give the whole uuid of one")))
+/// What nodes are called.
+#[derive(Debug, Default)]
+pub struct NodeNames {
+    /// Those that are alive, as their agents call them.
+    alive: BTreeSet<(NodeId, String)>,
+    /// All that there are, as their records call them: of one that is called otherwise by now, as it was before.
+    recorded: BTreeSet<(NodeId, String)>,
+}
+
+impl NodeNames {
+    /// Each name that a node has or had.
+    pub fn all(&self) -> BTreeSet<&str> {
+        self.alive.union(&self.recorded).map(|(_, name)| name.as_str()).collect()
+    }
+
+    /// Whether who says that name means this node and no other.
+    pub fn means(&self, name: &str, node: NodeId) -> bool {
+        self.bearers(name) == [node].into()
+    }
+
+    /// Who bears a name. What once bore it and is dead, or was revoked, takes it from nobody who lives.
+    fn bearers(&self, name: &str) -> BTreeSet<NodeId> {
+        let among = |all: &BTreeSet<(NodeId, String)>| -> BTreeSet<NodeId> {
+            all.iter().filter(|(_, called)| called == name).map(|(node, _)| *node).collect()
+        };
+        let alive = among(&self.alive);
+        if alive.is_empty() { among(&self.recorded) } else { alive }
+    }
+
+    /// The node that is called so, or else whose uuid begins so.
+    fn node(&self, text: &str) -> CloudResult<NodeId> {
+        let mut found = self.bearers(text);
+        let beginning = text.to_ascii_lowercase();
+        if found.is_empty() && is_beginning(&beginning) {
+            let all = self.alive.union(&self.recorded).map(|(node, _)| *node);
+            found = all.filter(|node| node.to_string().starts_with(&beginning)).collect();
+        }
+        let mut each = found.iter();
+        match (each.next(), each.next()) {
+            (Some(node), None) => Ok(*node),
+            (None, _) => Err(CloudError::NotFound(format!(
+                "no node is named `{text}`, and no node's uuid is or begins so; `eschedule nodes` shows all"
+            ))),
+            _ => {
+                let some: Vec<String> = found.iter().take(SOME).map(ToString::to_string).collect();
+                let more = if found.len() > SOME { " and others" } else { "" };
+                Err(CloudError::Invalid(format!(
+                    "several nodes are called `{text}`, {}{more}: give the whole uuid of one",
+                    some.join(", ")
+                )))
+            }
         }
     }
 }
 
-/// All nodes that there are, and what each is called; more than once where it is called otherwise than before.
-pub async fn named_nodes(cloud: &Cloud) -> CloudResult<BTreeSet<(NodeId, String)>> {
+/// What each node is called, and was.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn named_nodes(cloud: &Cloud) -> CloudResult<NodeNames> {
     let (keys, store) = (&cloud.keys, &cloud.store);
     let prefixes = (keys.all_alive(), keys.nodes());
-    let (alive, known) = tokio::try_join!(store.list(&prefixes.0), store.list(&prefixes.1))?;
+    let (alive, recorded) = tokio::try_join!(store.list(&prefixes.0), store.list(&prefixes.1))?;
     let alive = alive.pairs.iter().filter_map(|pair| decode::<Alive>(&pair.value).ok());
-    let known = known.pairs.iter().filter_map(|pair| decode::<Node>(&pair.value).ok());
-    Ok(alive.map(|one| (one.node, one.name)).chain(known.map(|one| (one.node, one.name))).collect())
+    let recorded = recorded.pairs.iter().filter_map(|pair| decode::<Node>(&pair.value).ok());
+    Ok(NodeNames {
+        alive: alive.map(|one| (one.node, one.name)).collect(),
+        recorded: recorded.map(|one| (one.node, one.name)).collect(),
+    })
 }
 
 #[cfg(test)]
@@ -338,13 +381,20 @@ mod tests {
         assert_eq!(took(of(Whose { project: Some("q".into()), node, ..whose() })), "");
     }
 
+    fn node(number: u128) -> NodeId {
+        NodeId::new(uuid::Uuid::from_u128(number))
+    }
+
+    fn called(all: &[(NodeId, &str)]) -> BTreeSet<(NodeId, String)> {
+        all.iter().map(|(node, name)| (*node, (*name).to_owned())).collect()
+    }
+
     #[test]
     fn a_node_is_meant_by_its_name_or_else_by_a_beginning_that_no_other_has() {
-        let node = |number: u128| NodeId::new(uuid::Uuid::from_u128(number));
         let (a, b, c) = (node(0xaaaa_1111 << 96), node(0xaaaa_2222 << 96), node(0xbbbb_0000 << 96));
         // One was called otherwise before, and another bears what may be a beginning.
-        let all = [(a, "host1"), (a, "old"), (b, "bbbb"), (c, "host2")];
-        let all: BTreeSet<_> = all.into_iter().map(|(node, name)| (node, name.to_owned())).collect();
+        let alive = called(&[(a, "host1"), (b, "bbbb")]);
+        let all = NodeNames { alive, recorded: called(&[(a, "old"), (b, "bbbb"), (c, "host2")]) };
         for (text, meant) in [
             ("host1", a),
             ("old", a),
@@ -355,12 +405,33 @@ mod tests {
             ("bbbb0", c),
             ("bbbb0000-0000", c),
         ] {
-            assert_eq!(named_so(&all, text).unwrap(), meant, "{text}");
+            assert_eq!(all.node(text).unwrap(), meant, "{text}");
         }
-        assert!(matches!(named_so(&all, "aaaa"), Err(CloudError::Invalid(_))));
+        assert!(matches!(all.node("aaaa"), Err(CloudError::Invalid(_))));
         for text in ["aaa", "cccc", "HOST1", ""] {
-            assert!(matches!(named_so(&all, text), Err(CloudError::NotFound(_))), "{text}");
+            assert!(matches!(all.node(text), Err(CloudError::NotFound(_))), "{text}");
         }
+        assert_eq!(all.all().into_iter().collect::<Vec<_>>(), ["bbbb", "host1", "host2", "old"]);
+    }
+
+    #[test]
+    fn a_name_means_who_lives_and_not_who_bore_it_before() {
+        let (dead, revoked, alive, twin) = (node(1), node(2), node(3), node(4));
+        let mut all = NodeNames {
+            alive: called(&[(alive, "host1")]),
+            recorded: called(&[(dead, "host1"), (revoked, "host1"), (alive, "host1"), (dead, "host2")]),
+        };
+        assert_eq!(all.node("host1").unwrap(), alive);
+        assert!(all.means("host1", alive) && !all.means("host1", dead));
+        // With nobody alive it is who is left.
+        assert_eq!(all.node("host2").unwrap(), dead);
+        all.alive = called(&[(alive, "host1"), (twin, "host1")]);
+        let several = all.node("host1").unwrap_err().to_string();
+        let wanted = format!("called `host1`, {alive}, {twin}: give the whole uuid of one");
+        assert!(several.ends_with(&wanted), "{several}");
+        all.alive.clear();
+        let several = all.node("host1").unwrap_err().to_string();
+        assert!([dead, revoked, alive].iter().all(|node| several.contains(&node.to_string())), "{several}");
     }
 
     #[test]
