@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_cloud::{Guest, Naming, resolve, resolve_volume};
+use ec_cloud::{Guest, Naming, resolve, resolve_name, resolve_volume};
 use ec_model::{
     Blob, CopyOf, ImageId, ImageRef, InstanceId, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
     input::{
@@ -247,6 +247,48 @@ pub(crate) async fn image_ref(
     demanded(session, text, digest, &CLASSIC).await.map_err(Failure::from)
 }
 
+/// The same for a disk that is made anew, which costs what was written on it: what is called by nobody any more may well be the
+/// beginning of a stranger's uuid.
+pub(crate) async fn certain_ref(
+    session: &Session,
+    text: &str,
+    digest: Option<&str>,
+) -> Result<ImageRef, Failure> {
+    let image = image_ref(session, text, digest).await?;
+    if let Some(id) = image.id {
+        let is_named = image.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case(text));
+        certain("image", text, &id.to_string(), is_named)?;
+    }
+    if let (Some(of), Some((_, word))) = (image.copied(), text.split_once(':')) {
+        let (disk, part) = word.split_once('/').unwrap_or((word, ""));
+        certain_disk(session, of.kind, disk, of.disk).await?;
+        if let Some(held) = of.held {
+            certain_disk(session, Workload::Volume, part, held).await?;
+        }
+    }
+    Ok(image)
+}
+
+/// That a word is the disk's name, or enough of its uuid.
+async fn certain_disk(
+    session: &Session,
+    kind: Workload,
+    word: &str,
+    disk: InstanceId,
+) -> Result<(), Failure> {
+    let named = resolve_name(&session.cloud, kind, word).await;
+    certain(kind.word(), word, &disk.to_string(), named.is_ok_and(|named| named == disk))
+}
+
+fn certain(what: &str, word: &str, uuid: &str, is_named: bool) -> Result<(), Failure> {
+    if is_named || word.len() >= CERTAIN {
+        return Ok(());
+    }
+    Err(Failure::usage(format!(
+        "no {what} is named `{word}`; {uuid} begins so: give {CERTAIN} characters of that or more"
+    )))
+}
+
 /// The same, and of which of both a mistake is.
 pub(crate) async fn demanded(
     session: &Session,
@@ -435,4 +477,46 @@ async fn bytes_of(path: &Path, option: &str, most: usize) -> Result<Vec<u8>, Fai
     };
     read.map_err(|error| Failure::usage(format!("{option} {} cannot be read: {error}", path.display())))?;
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_cloud::{Bytes, NewImage, add_image};
+    use ec_model::Image;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_disk_is_made_anew_of_nothing_that_was_found_by_a_few_characters_of_its_uuid() {
+        let session = Session::in_memory().await;
+        for (number, kind, name) in [(0xcafe_0001_u128, "volume", "data"), (0xbeef_0001, "machine", "web")] {
+            let uuid = uuid::Uuid::from_u128(number << 96);
+            let text = format!(
+                r#"{{"version":1,"instance":"{uuid}","kind":"{kind}","name":"{name}","generation":1,
+                "spec":{{"query":"resources=DISK_GB:1","image":{{"url":""}}}},
+                "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+            );
+            session.put(ec_model::decode(text.as_bytes()).unwrap()).await;
+        }
+        let (new, at) =
+            (NewImage { name: "debian".to_owned(), ..NewImage::default() }, ImageRef::at("http://x"));
+        let added = add_image(
+            &session.cloud,
+            &new,
+            Bytes::At(at),
+            async |_: &Image| Ok(true),
+            async |_: &Image| Ok(()),
+        );
+        let id = added.await.unwrap().image().id.to_string();
+        for text in ["volume:cafe", "volume:CAFE000", "instance:beef", &id[..4], &id[..7]] {
+            assert!(image_ref(&session, text, None).await.is_ok(), "{text} says which it is");
+            let failed = certain_ref(&session, text, None).await.unwrap_err();
+            assert!(failed.message.ends_with("give 8 characters of that or more"), "{failed:?}");
+        }
+        for text in
+            ["volume:cafe0001", "volume:Data", "instance:beef0001", "instance:web", &id[..8], "Debian"]
+        {
+            assert!(certain_ref(&session, text, None).await.is_ok(), "{text}");
+        }
+    }
 }

@@ -23,7 +23,7 @@ use crate::{
     run,
     several::{Asked, Told, each},
     shown::Shown,
-    spec::{image_ref, once_each},
+    spec::{certain_ref, image_ref, once_each},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -337,7 +337,7 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
         }
         VolumeCommand::Restore { volume, of, sha256, waiting } => {
             let volume = certain(session, &volume, looked_for(cloud, &volume).await?)?;
-            let image = image_ref(session, &of, sha256.as_deref()).await?;
+            let image = certain_ref(session, &of, sha256.as_deref()).await?;
             let patience = Patience::new(waiting)?;
             remake(session, volume, &image, &patience).await?;
             show_asked(session, volume, output).await

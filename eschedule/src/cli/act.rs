@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{Change, Verb, resolve_name};
-use ec_model::{GRACE_SECONDS, ImageRef, Restart, Workload, input::LabelSelector};
+use ec_model::{GRACE_SECONDS, Restart, Workload, input::LabelSelector};
 use ec_runtime::exit::Failure;
 
 use super::{Instances, Named, Traits, Waiting};
 use crate::{
-    acting::CERTAIN,
     config::Session,
-    spec::{hostname, image_ref, once_each},
+    spec::{certain_ref, hostname, image_ref, once_each},
 };
 
 /// Characters that a reason may have: what OpenStack's Compute API takes for `locked_reason`.
@@ -250,16 +249,7 @@ impl Rebuilding {
             _ => return Err(Failure::usage("several are rebuilt from one image: say `--image IMAGE`")),
         };
         let image = match (image, sha256) {
-            (Some(image), sha256) => match image_ref(session, &image, sha256.as_deref()).await {
-                // A mistake costs a disk, as it does with whose disk that is.
-                Ok(ImageRef { id: Some(id), name, .. })
-                    if image.len() < CERTAIN
-                        && name.as_deref().is_none_or(|name| !name.eq_ignore_ascii_case(&image)) =>
-                {
-                    return Err(Failure::usage(format!(
-                        "no image is named `{image}`; {id} begins so: give {CERTAIN} characters of that or more"
-                    )));
-                }
+            (Some(image), sha256) => match certain_ref(session, &image, sha256.as_deref()).await {
                 Ok(read) => Some(read),
                 // Somebody wants two of them rebuilt. What is an image is one, whoever is called so, too.
                 Err(_) if is_named && is_instance(session, &image).await => {
