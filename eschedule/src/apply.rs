@@ -572,8 +572,7 @@ impl<'a> Making<'a> {
         for last in (0..LOOKS).rev().map(|left| left == 0) {
             let roomy = self.room(number, &place, true).await?;
             let place = if roomy.is_some() { &place.on(roomy) } else { &place };
-            let ask = asked(session, query, &guest, place).await?;
-            let wanted = Wanted::new(ask.clone(), &guest)?;
+            let wanted = Wanted::new(asked(session, query, &guest, place).await?, &guest)?;
             match ec_cloud::schedule(cloud, &wanted, self.stop).await {
                 Err(CloudError::Taken { name, .. })
                     if is_of_stack(cloud, Workload::Machine, &name, self.of.stack).await =>
@@ -586,7 +585,7 @@ impl<'a> Making<'a> {
                     Ok(placed) => return Ok(placed),
                     // That node had room a moment ago, and others may have it still.
                     Err(_) if roomy.is_some() && !last => {}
-                    Err(none) => return Err(no_room(session, &ask, &none).await),
+                    Err(none) => return Err(no_room(session, wanted.ask(), &none).await),
                 },
             }
         }

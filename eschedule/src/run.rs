@@ -236,21 +236,21 @@ pub(crate) async fn schedule(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
-    let ask = asked(session, query, guest, place).await?;
+    // What is refused in earnest is not previewed.
+    let wanted = Wanted::new(asked(session, query, guest, place).await?, guest)?;
     if place.dry_run {
         if let Naming::Name(name) = &guest.naming {
             name_is_free(&session.cloud, Workload::Machine, name).await?;
         }
-        return explain::preview(session, &ask, output).await;
+        return explain::preview(session, wanted.ask(), output).await;
     }
-    let wanted = Wanted::new(ask.clone(), guest)?;
     let stop = shutdown_on_signals()
         .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
     hear(&stop);
     let scheduled = ec_cloud::schedule(&session.cloud, &wanted, &stop).await;
     let Scheduled { node, instance } = match scheduled.map_err(|error| session.failed(error))? {
         Ok(scheduled) => scheduled,
-        Err(no_room) => return Err(no_allocations(session, &ask, &no_room, output).await?),
+        Err(no_room) => return Err(no_allocations(session, wanted.ask(), &no_room, output).await?),
     };
     // Whatever fails from here on, the instance is there.
     let requested = |failure: Failure| beside(failure, node, instance);
@@ -446,4 +446,23 @@ fn hear(stop: &CancellationToken) {
         stop.cancelled().await;
         tell("eschedule: interrupted; a second time ends at once");
     });
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_runtime::exit::USAGE;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn what_would_be_refused_is_not_previewed() {
+        let session = Session::in_memory().await;
+        let query = ResourceQuery::parse("resources=VCPU:1,MEMORY_MB:256").unwrap();
+        let labels = (0..=ec_model::input::LABELS_MAX).map(|number| (format!("k{number}"), String::new()));
+        let guest = Guest { labels: labels.collect(), ..Guest::default() };
+        let place = Place { dry_run: true, ..Place::default() };
+        let waiting = Waiting { wait: false, timeout: 0 };
+        let refused = schedule(&session, &query, &guest, &place, waiting, Output::Table).await.unwrap_err();
+        assert!(refused.code == USAGE && refused.message.contains("labels are more than"), "{refused:?}");
+    }
 }

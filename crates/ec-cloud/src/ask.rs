@@ -307,6 +307,11 @@ impl<'a> Wanted<'a> {
         Ok(Self { ask: Ask { format, ..ask }, guest })
     }
 
+    /// The room that is asked for, of those whose agents understand all that is said of the guest.
+    pub fn ask(&self) -> &Ask<'a> {
+        &self.ask
+    }
+
     /// The same where what it is made of lies, as placement understands it.
     pub(crate) async fn beside_source(&self, cloud: &Cloud) -> CloudResult<Self> {
         let ask = self.ask.clone().beside(cloud, &self.guest.image).await?;
