@@ -6,8 +6,8 @@ use std::{
 };
 
 use ec_cloud::{
-    Acted, Ask, Awaited, Cloud, CloudError, Doomed, Verb, View, destroy_selected, find, find_placed, resolve,
-    resolve_name, select, until_active, until_done, until_gone,
+    Acted, Ask, Awaited, Cloud, CloudError, Doomed, Kind, Verb, View, destroy_selected, find, find_placed,
+    resolve, resolve_name, select, until_active, until_done, until_gone,
 };
 use ec_model::{
     Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, Workload, input::LabelSelector,
@@ -112,12 +112,16 @@ pub(crate) async fn resize(session: &Session, resizing: Resizing, output: Output
     act(session, &verb, &instances, waiting, output).await
 }
 
-/// Whether the one that is named has no disk of its own, so that what a flavor says of one is not meant.
+/// Whether the one that is named has no disk of its own, so that what a flavor says of one is not meant. Where nobody can be resized
+/// it is told so when it is asked.
 async fn boots_from_volume(session: &Session, named: &Instances) -> Result<bool, Failure> {
-    let Some(instance) = named.instances.first() else { return Ok(false) };
-    let instance = resolve(&session.cloud, instance).await?;
-    let record = find_placed(&session.cloud, instance).await?.record;
-    Ok(record.is_some_and(|record| Attachment::root_of(&record.volumes).is_some()))
+    let (cloud, Some(word)) = (&session.cloud, named.instances.first()) else { return Ok(false) };
+    let known = async { find_placed(cloud, resolve(cloud, word).await?).await };
+    match known.await {
+        Ok(known) => Ok(known.record.is_some_and(|it| Attachment::root_of(&it.volumes).is_some())),
+        Err(error) if error.kind() == Kind::Unreachable => Err(error.into()),
+        Err(_) => Ok(false),
+    }
 }
 
 /// Destroys each.
@@ -388,17 +392,27 @@ async fn ask_to_go(
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
+    use std::sync::Arc;
+
+    use ec_runtime::exit::UNREACHABLE;
+    use ec_store::MemoryStore;
 
     use super::*;
-    use crate::config::Settings;
+
+    #[tokio::test]
+    async fn who_cannot_be_resized_is_told_so_when_it_is_asked() {
+        let mut session = Session::in_memory().await;
+        let named = Instances { instances: vec!["gone".into()], ..Instances::default() };
+        assert!(!boots_from_volume(&session, &named).await.unwrap());
+        let away = MemoryStore::new();
+        away.faults().set_reachable(false);
+        session.cloud.store = Arc::new(away);
+        assert_eq!(boots_from_volume(&session, &named).await.unwrap_err().code, UNREACHABLE);
+    }
 
     #[tokio::test]
     async fn who_interrupts_before_all_were_asked_is_not_told_that_all_is_done() {
-        ec_runtime::install_tls_provider();
-        let shipped = concat!(env!("CARGO_MANIFEST_DIR"), "/../schedule.yaml");
-        let settings = Settings::load(Some(Path::new(shipped))).map_err(|failure| failure.message).unwrap();
-        let session = Session::open(settings).await.map_err(|failure| failure.message).unwrap();
+        let session = Session::in_memory().await;
         let patience = Patience { until: None, stop: CancellationToken::new() };
         patience.stop.cancel();
         let instances = Instances { instances: vec!["one".into(), "two".into()], ..Instances::default() };
