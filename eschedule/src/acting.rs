@@ -70,6 +70,17 @@ impl Done {
     }
 }
 
+/// What of an instance is otherwise afterwards, as far as it matters for how it is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Changes {
+    /// Nothing that does.
+    Nothing,
+    /// Its name: it is told by the new one.
+    Name,
+    /// What was written on its disk is lost: who is meant must be certain.
+    Disk,
+}
+
 /// Asks the same of each.
 pub(crate) async fn act(
     session: &Session,
@@ -78,7 +89,11 @@ pub(crate) async fn act(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
-    let certain = matches!(verb, Verb::Rebuild(_));
+    let changes = match verb {
+        Verb::Rebuild(_) => Changes::Disk,
+        Verb::Rename(_) => Changes::Name,
+        _ => Changes::Nothing,
+    };
     let patience = Patience::new(waiting)?;
     let ask = async |instance, selectors: &[LabelSelector]| {
         ask_of(session, verb, instance, selectors, &patience).await
@@ -87,7 +102,7 @@ pub(crate) async fn act(
         let state = come_to(session, verb, awaited, shown, &patience).await?;
         Ok(done.being(&state))
     };
-    each(session, instances, output, certain, ask, wait, &patience).await
+    each(session, instances, output, changes, ask, wait, &patience).await
 }
 
 /// Gives an instance another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
@@ -141,7 +156,7 @@ pub(crate) async fn destroy(
         patience.wait(session, instance, gone).await?;
         Ok(done.being("DESTROYED"))
     };
-    each(session, instances, output, true, ask, wait, &patience).await
+    each(session, instances, output, Changes::Disk, ask, wait, &patience).await
 }
 
 /// Says what is done later, unless the node that does it is alive.
@@ -196,12 +211,12 @@ impl Patience {
     }
 }
 
-/// Asks each, as [`several::each`] says. What costs a disk must be `certain`.
+/// Asks each, as [`several::each`] says.
 async fn each<W>(
     session: &Session,
     instances: &Instances,
     output: Output,
-    certain: bool,
+    changes: Changes,
     ask: impl AsyncFn(InstanceId, &[LabelSelector]) -> Result<(Done, Option<W>), Failure>,
     wait: impl AsyncFn(Done, W, &Shown) -> Result<Done, Failure>,
     patience: &Patience,
@@ -212,23 +227,30 @@ async fn each<W>(
         words.extend(select(cloud, &instances.label).await?.iter().map(ToString::to_string));
     }
     let named: HashSet<&str> = instances.instances.iter().map(String::as_str).collect();
-    let meant = async |word: &str| Ok(meant(cloud, word, certain).await?);
+    let meant = async |word: &str| Ok(meant(cloud, word, changes == Changes::Disk).await?);
+    let called = async |instance| match output {
+        Output::Name => output::called(own_name_of(cloud, instance).await.as_ref(), instance),
+        _ => String::new(),
+    };
     let ask = async |instance, word: &str| {
         let selectors = if named.contains(word) { &[][..] } else { &instances.label };
-        // What is destroyed has no name afterwards.
-        let called = if output == Output::Name { own_name_of(cloud, instance).await } else { None };
+        // What is destroyed has no name afterwards, and who looks for one then looks through all keys.
+        let before = if changes == Changes::Name { None } else { Some(called(instance).await) };
         let (done, awaited) = ask(instance, selectors).await?;
+        let name = match before {
+            Some(name) => name,
+            None => called(instance).await,
+        };
         Ok(match awaited {
-            None => Asked::Done(one(cloud, output, done, called).await),
+            None => Asked::Done(one(cloud, done, name)),
             Some(awaited) => {
                 let first = done.state.as_deref().unwrap_or_default().to_lowercase();
-                Asked::Awaited((done, called, awaited), first)
+                Asked::Awaited((done, name, awaited), first)
             }
         })
     };
-    let wait = async |_, (done, called, awaited), shown: &Shown| {
-        let done = wait(done, awaited, shown).await?;
-        Ok(one(cloud, output, done, called).await)
+    let wait = async |_, (done, name, awaited), shown: &Shown| {
+        Ok(one(cloud, wait(done, awaited, shown).await?, name))
     };
     let request_id = cloud.request_id;
     let of_failed =
@@ -237,12 +259,8 @@ async fn each<W>(
     several::each(told, &words, patience, meant, ask, wait).await
 }
 
-/// What came of one, and what it is called where names are wanted: as it is called now, for it may be renamed.
-async fn one(cloud: &Cloud, output: Output, done: Done, called: Option<String>) -> One<Done> {
-    let name = match done.instance.filter(|_| output == Output::Name) {
-        Some(instance) => output::called(own_name_of(cloud, instance).await.or(called).as_ref(), instance),
-        None => String::new(),
-    };
+/// What came of one that is called so.
+fn one(cloud: &Cloud, done: Done, name: String) -> One<Done> {
     let line = done.line.clone();
     One { fields: Done { request_id: cloud.request_id, ..done }, line, name }
 }
@@ -395,7 +413,7 @@ mod tests {
     use std::sync::Arc;
 
     use ec_runtime::exit::UNREACHABLE;
-    use ec_store::MemoryStore;
+    use ec_store::{MemoryStore, Store, StoreError};
 
     use super::*;
 
@@ -418,8 +436,35 @@ mod tests {
         let instances = Instances { instances: vec!["one".into(), "two".into()], ..Instances::default() };
         let ask = async |_, _: &[LabelSelector]| panic!("it was asked");
         let wait = async |done, (), _: &Shown| Ok(done);
-        let failed =
-            each(&session, &instances, Output::Table, false, ask, wait, &patience).await.unwrap_err();
+        let failed = each(&session, &instances, Output::Table, Changes::Nothing, ask, wait, &patience)
+            .await
+            .unwrap_err();
         assert_eq!(failed.code, INTERRUPTED);
+    }
+
+    #[tokio::test]
+    async fn what_is_destroyed_is_not_looked_for_again_for_its_name() {
+        let (mut session, store) = (Session::in_memory().await, MemoryStore::new());
+        session.cloud.store = Arc::new(store.clone());
+        let uuid = uuid::Uuid::from_u128(7);
+        let web = format!(
+            r#"{{"version":1,"instance":"{uuid}","name":"web","generation":1,
+            "spec":{{"query":"resources=VCPU:1","image":{{"url":""}}}},
+            "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        session.put(ec_model::decode(web.as_bytes()).unwrap()).await;
+        let patience = Patience { until: None, stop: CancellationToken::new() };
+        let instances = Instances { instances: vec!["web".into()], ..Instances::default() };
+        for (changes, is_asked) in [(Changes::Disk, false), (Changes::Nothing, false), (Changes::Name, true)]
+        {
+            let ask = async |instance, _: &[LabelSelector]| {
+                store.faults().fail_next(1, StoreError::Unknown("as told".into()));
+                Ok((Done { instance: Some(instance), ..Done::default() }, None::<()>))
+            };
+            let wait = async |done, (), _: &Shown| Ok(done);
+            let done = each(&session, &instances, Output::Name, changes, ask, wait, &patience).await;
+            done.unwrap();
+            assert_eq!(store.get("any").await.is_ok(), is_asked, "{changes:?}");
+        }
     }
 }
