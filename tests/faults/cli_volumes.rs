@@ -299,7 +299,12 @@ async fn of_many_who_want_a_volume_one_has_it_and_nobody_deletes_it_meanwhile() 
         let holder = json(&control, &["show", "data"])?["instance"].clone();
         control.done(&["volume", "detach", "data"])?;
         let other = machines.iter().find(|machine| machine.to_string() != holder).context("there are six")?;
-        refused(&control, &["attach", "data", &other.to_string()], 1, "`eschedule volume detach` takes it away first")?;
+        refused(
+            &control,
+            &["attach", "data", &other.to_string()],
+            1,
+            "`eschedule volume detach` takes it away first",
+        )?;
         refused(&control, &["delete", "data"], 1, "has volume")?;
     }
     Ok(())

@@ -447,7 +447,10 @@ async fn of_a_volume_of_what_failed_before_it_ran_it_is_told_how_it_is_let_go_of
     let cloud = world.cloud();
     let (volume, made) = world.volume_of_a_machine().await;
     let other = world.schedule(QUERY, Some("other")).await.unwrap().unwrap();
-    refused(attach(&cloud, volume, other.instance, None).await, "`eschedule volume detach` takes it away first");
+    refused(
+        attach(&cloud, volume, other.instance, None).await,
+        "`eschedule volume detach` takes it away first",
+    );
     let key = world.keys.status(made.node, made.instance);
     let status: Status = decode(&world.under(&key)[0].value).unwrap();
     let failed = Status { state: State::Error, started_at: None, volumes: Vec::new(), ..status };
