@@ -70,7 +70,8 @@ if [ "$what" = shared ]; then
     cargo nextest run --workspace --locked --all-features "${tests[@]}" --ignore-default-filter -E 'test(storage_shared)'
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
+# It waits most of the time, in which `make sim` beside .ci/run's tests builds what is next.
+scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE"
 # Whole clusters are computed, not waited for: optimised it takes a tenth of the time.
 # Without what .ci/run has to look for lints: `make sim` beside this has built it already.
 env -u RUSTC_WORKSPACE_WRAPPER scripts/simulation.sh nextest run --locked -p ec-sim --all-features --test '*'
-scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE"

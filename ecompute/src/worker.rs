@@ -81,7 +81,7 @@ impl From<ImageError> for Stop {
 pub(crate) struct Reins {
     /// To stop at its next safe point.
     pub(crate) cancel: CancellationToken,
-    /// To go on for a request that differs by a wish to look alone.
+    /// To go on for a request that differs in nothing that this is about.
     pub(crate) newer: watch::Sender<Option<Requested>>,
 }
 

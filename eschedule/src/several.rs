@@ -22,8 +22,10 @@ use crate::{
 /// So many are waited for at the same time: each is two watches.
 const AT_ONCE: usize = 64;
 
-/// Who takes so long to say that nobody answers would have each of the others wait for that as long.
+/// Who takes so long to say that nobody answers would have each of the others wait for that as long: after so many in a row none is
+/// asked any more.
 const AWAY: Duration = Duration::from_secs(4);
+const IN_VAIN: usize = 2;
 
 /// What came of one.
 pub(crate) struct One<T> {
@@ -119,7 +121,7 @@ fn end_as(ended: &mut Option<Failure>, code: u8) {
 }
 
 /// Asks each that a word means, and then waits for all for which there is something to wait for. One that fails does not keep the
-/// others from being done, nor does one that takes long.
+/// others from being done, nor does one that takes long; but where nobody answers for several in a row, no other is asked.
 pub(crate) async fn each<T: Serialize, W>(
     mut told: Told<'_, T>,
     words: &[String],
@@ -131,18 +133,18 @@ pub(crate) async fn each<T: Serialize, W>(
     // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
     let (mut said, mut asked) = (HashSet::new(), HashSet::new());
     let mut later = Vec::new();
-    let mut is_away = false;
+    let mut in_vain = 0;
     for word in words.iter().filter(|word| said.insert(*word)) {
         let mut which = None;
         let since = Instant::now();
         let outcome = async {
-            if is_away {
-                let message = format!("nothing was asked of {word}: nobody answered for the one before");
-                return Err(Failure { code: UNREACHABLE, message });
-            }
             if patience.stop.is_cancelled() {
                 let message = format!("interrupted: nothing was asked of {word}");
                 return Err(Failure { code: INTERRUPTED, message });
+            }
+            if in_vain == IN_VAIN {
+                let message = format!("nothing was asked of {word}: nobody answered for those before");
+                return Err(Failure { code: UNREACHABLE, message });
             }
             let instance = meant(word).await?;
             which = Some(instance);
@@ -154,10 +156,16 @@ pub(crate) async fn each<T: Serialize, W>(
         // What is known is told at once, where nothing is to be told before.
         match outcome.await {
             Ok(None) => {}
-            Ok(Some((_, Asked::Done(one)))) if later.is_empty() => told.tell(one),
-            Ok(Some((instance, asked))) => later.push(Ok((word, instance, asked))),
+            Ok(Some((instance, asked))) => {
+                in_vain = 0;
+                match asked {
+                    Asked::Done(one) if later.is_empty() => told.tell(one),
+                    asked => later.push(Ok((word, instance, asked))),
+                }
+            }
             Err(failure) => {
-                is_away |= failure.code == UNREACHABLE && since.elapsed() >= AWAY;
+                let is_away = failure.code == UNREACHABLE && since.elapsed() >= AWAY;
+                in_vain = if is_away { in_vain + 1 } else { in_vain };
                 let failed = failed(told.of_failed, word, which, &failure);
                 if later.is_empty() { told.keep(failed) } else { later.push(Err(failed)) }
             }

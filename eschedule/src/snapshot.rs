@@ -154,7 +154,14 @@ pub(crate) async fn snapshot(
                 true => snapshots,
                 false => uuids(ec_cloud::select_volumes(cloud, &label, true).await?),
             };
-            let meant = async |word: &str| certain(session, word, looked_for(cloud, word).await?);
+            let meant = async |word: &str| {
+                let view = looked_for(cloud, word).await?;
+                // Somebody may have made it since, or called it so.
+                if view.status != "deleting" {
+                    is_snapshot(&view, word)?;
+                }
+                certain(session, word, view)
+            };
             delete(session, "SNAPSHOT", &words, &label, meant, waiting, output).await
         }
     }

@@ -136,8 +136,11 @@ async fn withdrawn(
         Ok(key.value().is_none().then_some(()))
     })
     .await;
-    if let Err(error) = gone {
-        return error;
+    match gone {
+        // How it stood at last the other watch tells.
+        Err(CloudError::TimedOut(_)) => return std::future::pending().await,
+        Err(error) => return error,
+        Ok(()) => {}
     }
     // A request goes at the end of a destroy, and after an ERROR, whose status stays.
     let status = cloud.store.get(&cloud.keys.status(node, instance)).await;
@@ -440,7 +443,9 @@ async fn watch_key<R: Record, T>(
         let Ok(change) = tokio::time::timeout_at(begun + patience, changes.recv()).await else {
             return Err(out_of_time(cloud, &key, kind, timeout).await);
         };
-        patience = timeout;
+        if !matches!(change, Some(Change::Lost(_))) {
+            patience = timeout;
+        }
         let answer = match change {
             Some(Change::Reset(listing)) => {
                 let found = listing.pairs.iter().find(|pair| pair.key == key);

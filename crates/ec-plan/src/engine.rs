@@ -17,8 +17,8 @@
 //! a hint that never came costs time and nothing else: every [`LOOK_PERIOD`] everything is looked at anyway.
 //!
 //! One instance has at most one job. A wish that changes meanwhile asks the job to stop at its next safe point, and
-//! is planned for when it has; but for one that differs by a look at the guest, or a volume's name, alone, for which it
-//! goes on.
+//! is planned for when it has; but for one that differs by a look at the guest, a name, a label or a lock alone, for
+//! which it goes on.
 
 mod agenda;
 mod ended;

@@ -17,7 +17,7 @@ mod volumes;
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{AccessWish, Handover, InstanceId, RunState, State, Workload};
+use ec_model::{AccessWish, Handover, InstanceId, Power, RunState, State, Workload};
 
 use crate::{Facts, KnownStatus, Limits, RecordFacts, StatusFacts, Wanted};
 
@@ -215,7 +215,7 @@ pub fn plan(facts: &Facts, limits: &Limits) -> Plan {
     let mut plan = decide(facts, limits);
     // That a wish cannot be carried out for want of the node's record is told for good: not by what was seen of that a while ago.
     if let Next::Run(effects) = &mut plan.next
-        && facts.record == RecordFacts::Unreadable
+        && !matches!(facts.record, RecordFacts::Kept { .. })
         && effects.iter().any(|effect| matches!(effect, NoteRebuild | NoteRescue | NoteResize))
     {
         effects.insert(0, Reread);
@@ -307,6 +307,13 @@ fn known(facts: &Facts) -> Option<&KnownStatus> {
 /// Whether nothing of it is here: its node lost it with its disks.
 fn is_nowhere(facts: &Facts) -> bool {
     facts.record == RecordFacts::Absent && facts.observed.domain.is_none() && !facts.observed.volume
+}
+
+/// Whether its memory is saved, and it is wished to go on from there, which it does before anything else is done to it.
+fn goes_on_first(facts: &Facts) -> bool {
+    facts.observed.domain == Some(RunState::Saved)
+        && facts.power.pending
+        && facts.power.wanted != Power::Suspended
 }
 
 /// The state told last.

@@ -81,6 +81,14 @@ pub(crate) fn judge(
         {
             Some(Verdict::Do(Wish::Revert))
         }
+        // To go back failed, and is tried again.
+        Verb::Revert
+            if instance.before.is_none()
+                && matches!(situation, Situation::Running | Situation::Stopped | Situation::Error)
+                && missed(request, status).is_some() =>
+        {
+            Some(Verdict::Do(Wish::Revert))
+        }
         Verb::Confirm if instance.before.is_some() && !is_of_sizes(situation) => {
             let resized = status.and_then(|status| resized(instance, request, status));
             Some(Verdict::Refuse(if resized == Some(Resizing::Done) {

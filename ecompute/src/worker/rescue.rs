@@ -61,8 +61,8 @@ impl Worker {
     pub(super) async fn note_rescue(&mut self) -> Result<(), Stop> {
         let rescued = match self.looked_at().await? {
             Ok(record) => record.rescued,
-            Err(facts) => Some(Rescued {
-                wished_at: self.rescue_wish()?.wished_at,
+            Err(facts) => self.request()?.rescue.as_ref().map(|wish| Rescued {
+                wished_at: wish.wished_at,
                 failed: Some(unrecorded(facts).to_owned()),
             }),
         };

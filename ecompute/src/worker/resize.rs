@@ -172,8 +172,9 @@ impl Worker {
             return self.announce(State::Resizing, None).await;
         }
         let observed = self.parts.hypervisor.observe(self.job.instance).await?;
+        let has_disk = observed.volume || Attachment::root_of(&self.wanted_volumes()).is_some();
         // Of a disk that is gone, or is none any more, nobody knows better than the record.
-        let is = match observed.volume {
+        let is = match has_disk {
             false => None,
             true => match self.size().await {
                 Err(Stop::Failed(_)) => None,
@@ -187,7 +188,7 @@ impl Worker {
         };
         self.touched_hypervisor = true;
         // For good or not: what it is defined as must be known. Before it is started without its memory it is seen to again.
-        if observed.volume && observed.domain != Some(RunState::Saved) {
+        if has_disk && observed.domain != Some(RunState::Saved) {
             self.define_as(is, &old).await?;
         }
         let mut resources = old.clone();

@@ -11,7 +11,7 @@ use std::{
 use bytes::Bytes;
 use ec_model::{Image, ImageId, ImageStatus};
 use ec_runtime::exit::chain;
-use futures::{Stream, TryStreamExt};
+use futures::{Stream, StreamExt, stream};
 use object_store::{
     ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
     aws::{AmazonS3, AmazonS3Builder},
@@ -303,7 +303,14 @@ impl ImageStore {
     ) -> Result<(impl Stream<Item = io::Result<Bytes>> + Unpin + use<>, u64), StoreFailure> {
         let found = answered(&self.url, "read an object", SILENCE, self.read(url, None)).await?;
         let size = found.meta.size;
-        Ok((found.into_stream().map_err(|error| io::Error::other(told(&error))), size))
+        let pieces = stream::unfold(found.into_stream(), async |mut pieces| {
+            let piece = match timeout(SILENCE, pieces.next()).await {
+                Ok(piece) => piece?.map_err(|error| io::Error::other(told(&error))),
+                Err(_) => Err(io::Error::other(format!("nothing came for {} s", SILENCE.as_secs()))),
+            };
+            Some((piece, pieces))
+        });
+        Ok((Box::pin(pieces), size))
     }
 
     /// The object of a bucket at this URL, or the rest of it, behind so many bytes of the one with that tag. Of a directory they are read

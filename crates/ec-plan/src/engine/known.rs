@@ -37,15 +37,15 @@ pub struct Requested {
 
 impl Requested {
     /// Whether what is under way for another, which may be a download or a copy of hours, goes on for it: all that it wants beyond that is
-    /// that somebody may look at the instance, another name, what follows its end, or what only its record in etcd tells: labels, a lock.
+    /// that somebody may look at the instance, another name, or what only its record in etcd tells: labels, a lock.
     pub(super) fn goes_on_from(&self, before: &Self) -> bool {
         let (Ok(newer), Ok(older)) = (&self.record, &before.record) else { return false };
         let same = Request { access: newer.access, ..Request::clone(older) };
         if **newer == same {
             return newer.access != older.access;
         }
-        let Request { generation, request_id, restart, ref name, .. } = **newer;
-        **newer == Request { generation, request_id, restart, name: name.clone(), ..same }
+        let Request { generation, request_id, ref name, .. } = **newer;
+        **newer == Request { generation, request_id, name: name.clone(), ..same }
     }
 }
 

@@ -21,7 +21,7 @@ use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
-    ShutDown, is_nowhere,
+    ShutDown, goes_on_first, is_nowhere,
     kept::uncounted,
     known,
     power::{GRACE, end_within},
@@ -45,14 +45,16 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
         // It is not done, and that is told.
         RecordFacts::Unreadable | RecordFacts::Absent => {
             let told = facts.rescue.told.map(|told| told.wished_at);
-            if facts.rescue.wished.is_some() && facts.rescue.wished != told {
+            // What its node lost boots from nothing.
+            let is_over = is_nowhere(facts) && facts.rescue.wished.is_none();
+            if facts.rescue.wished != told && (facts.rescue.wished.is_some() || is_over) {
                 effects.push(NoteRescue);
             }
         }
         RecordFacts::Kept { rescued, rescue_begun, .. } => {
             // Whether it starts with its new size is seen first, from its own disk.
             let proves = facts.record.is_unproven() && facts.power.wanted == Power::Running;
-            if facts.is_to_be_rescued() && !proves {
+            if facts.is_to_be_rescued() && !proves && !goes_on_first(facts) {
                 return Some(enter(facts));
             }
             let in_force = rescued.filter(|rescued| !rescued.failed);

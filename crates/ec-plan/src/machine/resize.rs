@@ -2,6 +2,7 @@
 //!
 //! ```text
 //!   size wanted ≠ size noted
+//!     │ its memory is saved, its disk is gone, its allocation elsewhere: given up
 //!     │ its claim has no room for it: claimed, or given up
 //!     ├─ only the disk is larger ──────────────────────────▶ grown while the guest runs, noted ─▶ told
 //!     ├─ nothing is less, and it runs ─▶ noted that it grows, given while the guest runs, noted ─▶ told
@@ -21,7 +22,8 @@
 use ec_model::{Power, RunState, Size, State};
 
 use super::{
-    Announce, Cover, GiveUpResize, Grow, NoteResize, Plan, Question, Reopen, Resize, is_nowhere,
+    Announce, Cover, GiveUpResize, Grow, NoteResize, Plan, Question, Reopen, Resize, goes_on_first,
+    is_nowhere,
     kept::count,
     known,
     power::{GRACE, end_within},
@@ -32,7 +34,7 @@ use crate::{Allocation, Facts, KnownStatus, Limits, RecordFacts, ResizeFacts, Si
 /// Why a size is not had.
 const SAVED: &str = "its memory lies on the node's disk, and goes on as large as it was; `eschedule resume` lets it go on first";
 const WITHOUT_DISK: &str = "its disk is gone";
-const ELSEWHERE: &str = "placement has its allocation on other resource providers than its node's";
+pub(super) const ELSEWHERE: &str = "placement has its allocation on other resource providers than its node's";
 
 /// What is left to do of the wish.
 pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
@@ -46,8 +48,8 @@ pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
     }
 }
 
-/// Of a wish that came to its end before its guest was rescued, and whose end is told no more, since its status was lost; or that
-/// comes to none, since its node's record cannot be read.
+/// Of a wish that came to its end before its guest was rescued, or gone, and whose end is told no more, since its status was lost; or
+/// that comes to none, since its node's record cannot be read.
 fn tell_again(facts: &Facts) -> Option<Plan> {
     let is_untold = match facts.record {
         RecordFacts::Kept { size, .. } => {
@@ -64,7 +66,7 @@ fn tell_again(facts: &Facts) -> Option<Plan> {
 
 /// Whether the status has another end of the wish than the node noted: one that was carried out may be wished again by an etcd that was
 /// put back, and fail; and one that failed since the node could not read its record has come to its end since that can.
-fn is_told_otherwise(facts: &Facts, noted: SizeFacts) -> bool {
+pub(super) fn is_told_otherwise(facts: &Facts, noted: SizeFacts) -> bool {
     let ResizeFacts { told, told_failed, wished, .. } = facts.resize;
     let is_read = matches!(facts.record, RecordFacts::Kept { .. });
     let was_unread = is_read && told_failed && told == wished && noted.wished_at < told;
@@ -84,11 +86,11 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
     let RecordFacts::Kept { size, .. } = facts.record else { return None };
     // What memory was saved of has the size that it had then.
     if facts.observed.domain == Some(RunState::Saved) {
-        return give_up(facts, SAVED);
+        return if goes_on_first(facts) { None } else { give_up(facts, SAVED) };
     }
-    // Nothing can be measured.
+    // Nothing can be measured; and a guest that is up without its disk is not ended for it.
     if !facts.observed.volume {
-        return give_up(facts, WITHOUT_DISK);
+        return if is_up(facts) { None } else { give_up(facts, WITHOUT_DISK) };
     }
     facts.observed.domain?;
     match facts.allocation {
@@ -97,12 +99,13 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
         Allocation::Elsewhere | Allocation::Held { .. } => {}
     }
     let is_ending = is_up(facts) && state(facts) == Some(State::Resizing);
+    if facts.allocation == Allocation::Elsewhere {
+        // Ended for what it may have been given already, it would not be started again.
+        return if size.growing.is_some() && is_up(facts) { None } else { give_up(facts, ELSEWHERE) };
+    }
     if size.growing.is_some() && is_ending {
         // Whatever it may have, it loses; then it is seen whether placement has room for what it is to have.
         return Some(end_within(GRACE, facts, State::Resizing));
-    }
-    if facts.allocation == Allocation::Elsewhere {
-        return give_up(facts, ELSEWHERE);
     }
     if !facts.held.covers(wanted) {
         return Some(Plan::run(vec![Cover], "looking whether its claim has room for its new size"));
@@ -123,7 +126,7 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
 
 /// It has the size that it is to have, or that cannot be.
 fn finish(facts: &Facts, status: &KnownStatus) -> Option<Plan> {
-    let domain = facts.observed.domain?;
+    let Some(domain) = facts.observed.domain else { return tell_again(facts) };
     let (is_up, wished) = (is_up(facts), facts.resize.wished);
     let size = match facts.record {
         RecordFacts::Kept { size, .. } => size,

@@ -27,10 +27,11 @@ use super::{
     kept::{self, count},
     known, new, ran,
     rebuild::restore,
+    resize::{ELSEWHERE, is_told_otherwise},
     state,
 };
 use crate::{
-    Allocation, Facts, KnownStatus, Limits, RecordFacts,
+    Allocation, Facts, KnownStatus, Limits, RecordFacts, SizeFacts,
     status::{NOT_WHOLE, WITHOUT_DISK},
 };
 
@@ -103,26 +104,25 @@ fn disk(facts: &Facts, limits: &Limits) -> Option<Plan> {
 /// It only ever grows, and its guest goes on meanwhile.
 fn size(facts: &Facts, _: &Limits) -> Option<Plan> {
     let noted = match facts.record {
-        RecordFacts::Kept { size, .. } => size.wished_at,
+        RecordFacts::Kept { size, .. } => size,
         // It is not done, and that is told.
-        RecordFacts::Unreadable => None,
+        RecordFacts::Unreadable => SizeFacts::default(),
         RecordFacts::Absent => return None,
     };
+    let is_untold = facts.resize.told < noted.wished_at.max(facts.resize.wished);
     if facts.gigabytes_to_have().is_some() {
         return match facts.allocation {
             Allocation::Unknown => Some(Plan::ask(Question::Placement)),
             Allocation::Absent => Some(count()),
             Allocation::Elsewhere => {
-                let why = "placement has its allocation on other resource providers";
-                (facts.resize.told < facts.resize.wished)
-                    .then(|| Plan::run(vec![GiveUpResize(why.to_owned())], why))
+                is_untold.then(|| Plan::run(vec![GiveUpResize(ELSEWHERE.to_owned())], ELSEWHERE))
             }
             // Of one that failed elsewhere what was claimed for more may have been given back since this node was told of it.
             Allocation::Held { .. } => Some(Plan::run(vec![Cover, Extend], "growing it")),
         };
     }
     // A wish that asks for nothing more has come to its end, too.
-    (facts.resize.told < noted.max(facts.resize.wished))
+    (is_untold || is_told_otherwise(facts, noted))
         .then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
 }
 

@@ -197,6 +197,14 @@ fn a_resize_is_confirmed_when_it_is_done_and_reverted_also_where_it_failed() {
     let Verdict::Refuse(why) = judged(&Verb::Stop(0), State::Active, old(), told(false)) else { panic!() };
     assert!(why.contains("`eschedule resize --confirm`"), "{why}");
     assert!(matches!(judged(&Verb::Stop(0), State::Active, old(), told(true)), Verdict::Do(_)));
+    // To go back failed, where what it was before is not kept any more.
+    for state in [State::Active, State::Stopped, State::Error] {
+        assert_eq!(judged(&Verb::Revert, state, None, told(true)), Verdict::Do(Wish::Revert), "{state}");
+        assert!(matches!(judged(&Verb::Revert, state, None, told(false)), Verdict::Already(_)), "{state}");
+        assert!(matches!(judged(&Verb::Confirm, state, None, told(true)), Verdict::Already(_)), "{state}");
+    }
+    let saved = judged(&Verb::Revert, State::Suspended, None, told(true));
+    assert!(!matches!(saved, Verdict::Do(_)), "{saved:?}");
 }
 
 #[test]

@@ -141,9 +141,12 @@ fn a_size_that_cannot_be_had_as_it_stands_is_given_up_where_somebody_waits_for_i
         Facts { observed: Observed { volume: false, ..facts.observed }, ..facts }
     };
     let saved = |state| wished(LARGE, SMALL, state, Some(RunState::Saved));
+    let suspends =
+        |facts: Facts| Facts { power: PowerFacts { wanted: Power::Suspended, ..facts.power }, ..facts };
     for (facts, why) in [
         (saved(State::Resizing), "its memory"),
         (saved(State::Suspended), "its memory"),
+        (pending(suspends(saved(State::Suspending))), "its memory"),
         (with(Allocation::Unknown, saved(State::Suspended)), "its memory"),
         (without_disk(ENDED), "its disk is gone"),
         (without_disk(None), "its disk is gone"),
@@ -167,15 +170,36 @@ fn a_size_that_cannot_be_had_as_it_stands_is_given_up_where_somebody_waits_for_i
             assert!(!is_given_up, "{next:?}");
         }
     }
-    // What it may have been given already it loses first.
+    // No guest that is up is ended for it, which may have been given more already, or run without its disk.
     let size = SizeFacts { is: SMALL, growing: Some(LARGE), ..SizeFacts::default() };
-    let growing = Facts { record: noted(size), ..wished(LARGE, SMALL, State::Resizing, RUNS) };
+    for state in [State::Active, State::Resizing] {
+        let growing = Facts { record: noted(size), ..wished(LARGE, SMALL, state, RUNS) };
+        for facts in [with(Allocation::Elsewhere, growing), without_disk(RUNS)] {
+            let next = plan(&facts, &LIMITS).next;
+            let ends = |effect: &Effect| matches!(effect, ShutDown | Effect::GiveUpResize(_));
+            assert!(
+                !matches!(&next, ec_plan::machine::Next::Run(effects) if effects.iter().any(ends)),
+                "{next:?}"
+            );
+        }
+    }
+    // What was given up is told, whatever is left of it.
+    let failed = SizeFacts { is: SMALL, failed: true, wished_at: at(1), ..SizeFacts::default() };
+    let given_up = Facts { record: noted(failed), ..without_disk(None) };
     // With all that was of it the node lost its record, too.
     let nowhere = Facts { record: RecordFacts::Absent, ..without_disk(None) };
+    let was = Some(ec_plan::RescuedFacts { wished_at: at(2).unwrap_or_default(), failed: false });
+    let unrescued = ec_plan::RescueFacts { wished: None, told: was };
     all([
-        (with(Allocation::Elsewhere, growing), Runs(&[ShutDown])),
-        (nowhere.clone(), Runs(&[NoteResize])),
-        (rescue(told(1, nowhere)), Runs(&[Effect::NoteRescue])),
+        (given_up, Runs(&[NoteResize])),
+        (nowhere.clone(), Runs(&[Reread, NoteResize])),
+        (rescue(told(1, nowhere.clone())), Runs(&[Reread, Effect::NoteRescue])),
+        (Facts { rescue: unrescued, ..told(1, nowhere) }, Runs(&[Reread, Effect::NoteRescue])),
+        // It goes on from its memory first, where that is wished.
+        (
+            pending(saved(State::Suspended)),
+            Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart]),
+        ),
     ]);
 }
 

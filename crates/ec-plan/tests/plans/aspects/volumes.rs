@@ -230,7 +230,7 @@ fn a_volume_whose_disk_is_gone_is_made_anew_where_that_is_wished_and_its_node_kn
         // It could not be, or was done and is gone once more: whoever waits is told before that there is none.
         (kept(at(2), at(1)), Runs(&[NoteRebuild])),
         (kept(at(2), at(2)), Told),
-        (lost(None, None, |_| RecordFacts::Absent), Runs(&[NoteRebuild])),
+        (lost(None, None, |_| RecordFacts::Absent), Runs(&[Reread, NoteRebuild])),
         (lost(None, at(2), |_| RecordFacts::Absent), Told),
         (lost(None, None, |_| RecordFacts::Unreadable), Runs(&[Reread, NoteRebuild])),
         // And then that it is there again.
@@ -243,6 +243,8 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
     let is = |gb, wished_at, failed| SizeFacts { is: disk(gb), wished_at, failed, ..SizeFacts::default() };
     let wants = |gb, wished, told| ResizeFacts { wanted: disk(gb), wished, told, told_failed: false };
     let claimed = |gb, facts: Facts| Facts { held: disk(gb), ..facts };
+    // That it could not be is what was told last.
+    let failing = |facts| ResizeFacts { told_failed: true, ..facts };
     let grows = volume(is(4, None, false), wants(9, at(1), None));
     all([
         // Whatever was claimed when this node looked last.
@@ -258,8 +260,10 @@ fn a_volume_grows_when_that_is_claimed_and_never_shrinks() {
         ),
         (claimed(9, volume(is(9, at(1), false), wants(9, at(1), at(1)))), Settled),
         // Given up, and told; asked for again.
-        (claimed(9, volume(is(4, at(1), true), wants(9, at(1), at(1)))), Settled),
+        (claimed(9, volume(is(4, at(1), true), failing(wants(9, at(1), at(1))))), Settled),
         (claimed(9, volume(is(4, at(1), true), wants(9, at(2), at(1)))), Runs(&[Cover, Extend])),
+        // It grew since its node could read its record.
+        (claimed(9, volume(is(9, at(1), false), failing(wants(9, at(1), at(1))))), Runs(&[NoteResize])),
         // With an older etcd.
         (claimed(9, volume(is(9, at(2), false), wants(4, at(1), at(2)))), Settled),
     ]);
