@@ -600,7 +600,7 @@ async fn raced_for(stage: Stage) {
     let done = tokio::join!(users[0].attaches(volume, web), users[1].attaches(volume, db));
     stage.demand(done.0.is_ok() != done.1.is_ok(), "one has it, and the other is told so").await;
     let told = done.0.err().or(done.1.err()).unwrap_or_default();
-    stage.demand(told.contains("has it: detach it there first"), "and by whom").await;
+    stage.demand(told.contains("has it: `eschedule volume detach` takes it away first"), "and by whom").await;
     stage.demand(has(&stage, web, volume) != has(&stage, db, volume), "one guest has it").await;
 }
 
