@@ -119,6 +119,13 @@ mod tests {
     }
 
     #[test]
+    fn nobody_misses_a_node_that_is_let_in_no_more() {
+        let of = |revoked| Seen { revoked: nodes(revoked), ..seen(&[1, 2, 3, 4], &[1], &[2]) };
+        assert_eq!(of(&[]).missing(), 3);
+        assert_eq!(of(&[3, 4]).missing(), 1);
+    }
+
+    #[test]
     fn a_node_that_is_missing_long_enough_is_marked_once_and_unmarked_when_it_is_back() {
         let mut fleet = Fleet::new(PATIENCE, STEP);
         for seconds in [0, 10, 20] {

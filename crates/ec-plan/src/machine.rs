@@ -304,11 +304,6 @@ fn known(facts: &Facts) -> Option<&KnownStatus> {
     }
 }
 
-/// Whether nothing of it is here: its node lost it with its disks.
-fn is_nowhere(facts: &Facts) -> bool {
-    facts.record == RecordFacts::Absent && facts.observed.domain.is_none() && !facts.observed.volume
-}
-
 /// Whether its memory is saved, and it is wished to go on from there, which it does before anything else is done to it.
 fn goes_on_first(facts: &Facts) -> bool {
     facts.observed.domain == Some(RunState::Saved)

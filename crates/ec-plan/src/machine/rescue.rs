@@ -21,7 +21,7 @@ use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
-    ShutDown, goes_on_first, is_nowhere,
+    ShutDown, goes_on_first,
     kept::uncounted,
     known,
     power::{GRACE, end_within},
@@ -41,13 +41,11 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
     let telling = state(facts);
     let mut effects = Vec::new();
     match facts.record {
-        RecordFacts::Absent if !is_nowhere(facts) => return None,
-        // It is not done, and that is told.
+        // It is not done, and that is told. What is here and has no record has got one before: what has none boots from nothing.
         RecordFacts::Unreadable | RecordFacts::Absent => {
             let told = facts.rescue.told.map(|told| told.wished_at);
-            // What its node lost boots from nothing.
-            let is_over = is_nowhere(facts) && facts.rescue.wished.is_none();
-            if facts.rescue.wished != told && (facts.rescue.wished.is_some() || is_over) {
+            let is_over = facts.rescue.wished.is_some() || facts.record == RecordFacts::Absent;
+            if facts.rescue.wished != told && is_over {
                 effects.push(NoteRescue);
             }
         }

@@ -23,7 +23,6 @@ use ec_model::{Power, RunState, Size, State};
 
 use super::{
     Announce, Cover, GiveUpResize, Grow, NoteResize, Plan, Question, Reopen, Resize, goes_on_first,
-    is_nowhere,
     kept::count,
     known,
     power::{GRACE, end_within},
@@ -39,7 +38,7 @@ pub(super) const ELSEWHERE: &str = "placement has its allocation on other resour
 /// What is left to do of the wish.
 pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
     let status = known(facts)?;
-    if facts.boots_elsewhere() || is_nowhere(facts) {
+    if facts.boots_elsewhere() || facts.record == RecordFacts::Absent {
         return tell_again(facts);
     }
     match facts.size_to_have() {
@@ -57,8 +56,7 @@ fn tell_again(facts: &Facts) -> Option<Plan> {
                 && !size.unproven
                 && (facts.resize.told < size.wished_at || is_told_otherwise(facts, size))
         }
-        // It is not done, and that is told.
-        RecordFacts::Absent if !is_nowhere(facts) => false,
+        // It is not done, and that is told. What is here and has no record has got one before.
         RecordFacts::Unreadable | RecordFacts::Absent => facts.resize.told < facts.resize.wished,
     };
     is_untold.then(|| Plan::run(vec![NoteResize], "telling what came of the wish for another size"))
@@ -131,8 +129,7 @@ fn finish(facts: &Facts, status: &KnownStatus) -> Option<Plan> {
     let size = match facts.record {
         RecordFacts::Kept { size, .. } => size,
         // It is not done, and that is told.
-        RecordFacts::Unreadable => SizeFacts::default(),
-        RecordFacts::Absent => return None,
+        RecordFacts::Unreadable | RecordFacts::Absent => SizeFacts::default(),
     };
     let SizeFacts { wished_at: noted, unproven, .. } = size;
     let is_resizing = status.state == State::Resizing;

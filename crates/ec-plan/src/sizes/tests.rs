@@ -63,6 +63,23 @@ fn a_wish_for_a_size_is_under_way_until_it_is_told_and_then_until_it_is_confirme
 }
 
 #[test]
+fn what_came_of_a_wish_is_awaited_until_that_wish_or_a_later_one_is_told_of() {
+    for (wish, told, awaited) in [
+        (None, None, false),
+        (None, Some(1), false),
+        (Some(2), None, true),
+        (Some(2), Some(1), true),
+        (Some(2), Some(2), false),
+        (Some(2), Some(3), false),
+    ] {
+        let (_, request) = wished(extent(1, 2), None, wish);
+        let status = status(State::Active, told.map(|second| (second, false, amounts(1, 2))));
+        assert_eq!(under_way(&request, Some(&status)), awaited, "{wish:?} {told:?}");
+    }
+    assert!(under_way(&wished(extent(1, 2), None, Some(1)).1, None));
+}
+
+#[test]
 fn people_are_told_to_verify_what_rests_with_its_new_size() {
     let told = |agents, done: bool| {
         let (instance, request) = wished(extent(2, 1), Some(extent(1, 1)), Some(1));

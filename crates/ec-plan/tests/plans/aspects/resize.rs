@@ -195,6 +195,14 @@ fn a_size_that_cannot_be_had_as_it_stands_is_given_up_where_somebody_waits_for_i
         (nowhere.clone(), Runs(&[Reread, NoteResize])),
         (rescue(told(1, nowhere.clone())), Runs(&[Reread, Effect::NoteRescue])),
         (Facts { rescue: unrescued, ..told(1, nowhere) }, Runs(&[Reread, Effect::NoteRescue])),
+        (
+            Facts {
+                rescue: unrescued,
+                record: RecordFacts::Unreadable,
+                ..told(1, wished(SMALL, SMALL, State::Active, RUNS))
+            },
+            UNREAD,
+        ),
         // It goes on from its memory first, where that is wished.
         (
             pending(saved(State::Suspended)),
@@ -323,6 +331,8 @@ fn a_size_goes_before_a_rescue_and_waits_while_it_is_rescued() {
         unproven(State::Starting, ENDED),
         unproven(State::Starting, RUNS),
         unproven(State::Resizing, ENDED),
+        // Whether it starts with it is seen first.
+        pending(unproven(State::Stopped, ENDED)),
     ] {
         assert!(rescue(first.clone()).is_to_be_rescued() && first.is_being_resized());
         assert_eq!(next(&rescue(first.clone())), next(&first), "{first:?}");
