@@ -171,9 +171,13 @@ pub(crate) async fn destroy_as(
                 "it is a volume: `eschedule volume delete` deletes one, with all that was written on it";
             return Err(CloudError::Refused(format!("cannot destroy {instance}: {why}")));
         }
-        // Of what nobody can tell any more what it was, too.
-        if kind_of(&known) != Some(Workload::Machine) && !planted("volume-deleted-in-use") {
+        // Of what nobody can tell any more what it was, too: its node does not know where it has no record either.
+        let is_forgotten = known.record.is_none() && matches!(known.request, Read::Absent);
+        let is_machine = kind_of(&known) == Some(Workload::Machine);
+        if (!is_machine || is_forgotten) && !planted("volume-deleted-in-use") {
             refuse_attached(cloud, &known).await?;
+        }
+        if !is_machine && !planted("volume-deleted-in-use") {
             refuse_elsewhere(cloud, &known, "destroy").await?;
         }
         let giver = giver(cloud, &known).await?;

@@ -622,7 +622,11 @@ fn stay(
 }
 
 /// The guest that has a volume, as `node` tells of it.
-async fn had_by(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<Option<InstanceId>> {
+pub(crate) async fn had_by(
+    cloud: &Cloud,
+    node: NodeId,
+    volume: InstanceId,
+) -> CloudResult<Option<InstanceId>> {
     let pairs = cloud.store.list(&cloud.keys.statuses(node)).await?.pairs;
     let has = |status: &Status| status.volumes.iter().any(|has| has.volume == volume);
     let mut statuses = pairs.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());

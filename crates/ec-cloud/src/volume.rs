@@ -33,6 +33,7 @@ use crate::{
     Acted, Ask, Cloud, CloudError, CloudResult, Guest, Naming, NoRoom, Scheduled, Wanted,
     act::{act_as, docs, let_in, understood},
     destroy::{Chosen, Doomed, destroy_as},
+    heal::had_by,
     history::{Asked, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
@@ -794,7 +795,12 @@ async fn given_to(
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
     let volume = disk.instance;
-    let Some(holder) = given_to(cloud, volume, disk.record.as_ref()).await? else { return Ok(()) };
+    let holder = match given_to(cloud, volume, disk.record.as_ref()).await? {
+        // Of a machine that etcd lost, too, only its node tells.
+        None if disk.record.is_none() => had_by(cloud, disk.node, volume).await?,
+        holder => holder,
+    };
+    let Some(holder) = holder else { return Ok(()) };
     // What only the machine tells of is no old word.
     if disk.record.is_some() && lost_by(cloud, holder, volume).await?.is_some() {
         return Ok(());
@@ -808,6 +814,9 @@ async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'sta
     let device = match find(cloud, holder).await {
         Ok(Found::Placed(machine)) if machine.is_doomed() => {
             return "it is being destroyed, and has it until its end";
+        }
+        Ok(Found::Placed(machine)) if machine.record.is_none() && !machine.is_asked_for() => {
+            return "etcd has forgotten that; `eschedule heal` brings back what it lost, or `eschedule destroy` ends the instance first";
         }
         // Its record has it still, by which it can be asked for again.
         Ok(Found::Placed(machine)) if machine.has_failed() => {

@@ -460,6 +460,32 @@ async fn of_a_volume_of_what_failed_before_it_ran_it_is_told_how_it_is_let_go_of
     destroy_selected(&cloud, made.instance, &[]).await.unwrap();
 }
 
+#[tokio::test]
+async fn a_disk_that_a_guest_has_is_not_deleted_where_etcd_lost_both() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let (volume, made) = world.volume_of_a_machine().await;
+    let memory = &world.etcd.memory;
+    for (of, volumes) in [(volume, vec![]), (made.instance, vec![("vdb", volume)])] {
+        let key = world.keys.status(made.node, of);
+        let status: Status = decode(&world.under(&key)[0].value).unwrap();
+        let volumes = volumes
+            .into_iter()
+            .map(|(device, volume)| ec_model::Attachment { volume, device: device.to_owned() });
+        // Nor can its node tell what it is.
+        let told = Status {
+            state: State::Unclaimed,
+            kind: ec_model::Workload::Machine,
+            volumes: volumes.collect(),
+            ..status
+        };
+        let (record, request) = (world.keys.instance(of), world.keys.request(made.node, of));
+        memory.txn(Txn::new().put(key, encode(&told)).delete(record).delete(request)).await.unwrap();
+    }
+    refused(destroy_selected(&cloud, volume, &[]).await, "has volume");
+    destroy_selected(&cloud, made.instance, &[]).await.unwrap();
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_rescue_that_was_taken_back_before_its_node_heard_of_it_is_not_waited_for() {
     let world = World::new(1, 0, &[]).await.roomy(9);
