@@ -622,15 +622,29 @@ fn stay(
 }
 
 /// The guest that has a volume, as `node` tells of it.
-pub(crate) async fn had_by(
-    cloud: &Cloud,
-    node: NodeId,
-    volume: InstanceId,
-) -> CloudResult<Option<InstanceId>> {
+async fn had_by(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<Option<InstanceId>> {
     let pairs = cloud.store.list(&cloud.keys.statuses(node)).await?.pairs;
     let has = |status: &Status| status.volumes.iter().any(|has| has.volume == volume);
     let mut statuses = pairs.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
     Ok(statuses.find(has).map(|status| status.instance))
+}
+
+/// The guest that is to have a volume, as `node` tells of it, or holds for its user what etcd lost.
+pub(crate) async fn known_to_have(
+    cloud: &Cloud,
+    node: NodeId,
+    volume: InstanceId,
+) -> CloudResult<Option<InstanceId>> {
+    if let Some(guest) = had_by(cloud, node, volume).await? {
+        return Ok(Some(guest));
+    }
+    let pairs = cloud.store.list(&cloud.keys.every_held()).await?.pairs;
+    let mut held = pairs.iter().filter_map(|pair| {
+        let (at, instance) = cloud.keys.parse_held(&pair.key).ok()?;
+        (at == node).then(|| read(pair, node, instance).ok()).flatten()
+    });
+    let has = |(_, asked): &(Held, Request)| asked.volumes.iter().any(|has| has.volume == volume);
+    Ok(held.find(has).map(|(held, _)| held.instance))
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

@@ -33,7 +33,7 @@ use crate::{
     Acted, Ask, Cloud, CloudError, CloudResult, Guest, Naming, NoRoom, Scheduled, Wanted,
     act::{act_as, docs, let_in, understood},
     destroy::{Chosen, Doomed, destroy_as},
-    heal::had_by,
+    heal::known_to_have,
     history::{Asked, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
@@ -797,7 +797,7 @@ pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<
     let volume = disk.instance;
     let holder = match given_to(cloud, volume, disk.record.as_ref()).await? {
         // Of a machine that etcd lost, too, only its node tells.
-        None if disk.record.is_none() => had_by(cloud, disk.node, volume).await?,
+        None if disk.record.is_none() => known_to_have(cloud, disk.node, volume).await?,
         holder => holder,
     };
     let Some(holder) = holder else { return Ok(()) };
