@@ -152,14 +152,17 @@ pub(super) async fn export(
     let text = serde_json::to_string_pretty(&snapshot)
         .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
     let text = text + "\n";
-    match &file {
+    match file.as_deref().filter(|file| *file != Path::new("-")) {
         // A pipe, or a device.
         Some(path) if path.exists() && !path.is_file() => fs::write(path, text),
         // The last export stays until this one is whole.
         Some(path) => ec_pki::write(path, text, Access::Public),
         None => return print(&text).map(|()| told_export(&snapshot)),
     }
-    .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
+    .map_err(|error| {
+        let file = file.as_deref().unwrap_or(Path::new("-")).display();
+        Failure::failed(format!("cannot write the document to {file}: {error}"))
+    })?;
     told_export(&snapshot);
     Ok(())
 }

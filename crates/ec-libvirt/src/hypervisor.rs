@@ -795,13 +795,17 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
             let Found::Ours(domain) = domain::find(connect, node, instance)? else { return Ok(None) };
-            let info = domain.info()?;
-            Ok(Some(DomainSize {
-                vcpus: info.nr_virt_cpu.into(),
-                // libvirt counts in KiB.
-                memory_mb: info.max_mem.div_ceil(1024),
-                disk_bytes: pool.capacity(instance)?.unwrap_or(0),
-            }))
+            // From memory that was saved it goes on as large as it was then, however it is defined by now.
+            let saved = if domain.is_active()? { None } else { domain::saved_document(&domain)? };
+            let (vcpus, memory_mb) = match saved.as_deref().and_then(xml::size_of) {
+                Some(size) => size,
+                None => {
+                    let info = domain.info()?;
+                    // libvirt counts in KiB.
+                    (info.nr_virt_cpu.into(), info.max_mem.div_ceil(1024))
+                }
+            };
+            Ok(Some(DomainSize { vcpus, memory_mb, disk_bytes: pool.capacity(instance)?.unwrap_or(0) }))
         };
         self.look.call(format!("measure domain {instance}"), Scope::Instance(instance), work).await
     }

@@ -23,7 +23,10 @@ pub enum Access {
 /// # Errors
 /// Why it cannot be written.
 pub fn write(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Result<()> {
-    put_down(path, content.as_ref(), access)?;
+    put_down(path, content.as_ref(), access).inspect_err(|_| {
+        // Half of one is none.
+        fs::remove_file(half(path)).ok();
+    })?;
     fs::rename(half(path), path)?;
     File::open(directory(path))?.sync_all()
 }

@@ -181,20 +181,19 @@ impl Worker {
                 size => Some(size?),
             },
         };
-        let old = match (observed.domain, &record.growing) {
-            // Its memory was saved with what it had been given by then.
-            (Some(RunState::Saved), Some(growing)) => greater(&record.resources, growing),
-            _ => record.resources_before.clone().unwrap_or(record.resources.clone()),
-        };
+        let is_saved = observed.domain == Some(RunState::Saved);
+        let old = record.resources_before.clone().unwrap_or(record.resources.clone());
         self.touched_hypervisor = true;
         // For good or not: what it is defined as must be known. Before it is started without its memory it is seen to again.
-        if has_disk && observed.domain != Some(RunState::Saved) {
+        if has_disk && !is_saved {
             self.define_as(is, &old).await?;
         }
         let mut resources = old.clone();
         if let Some(is) = is {
             let Size { vcpus, memory_mb, .. } = Size::of(&old);
-            resources = self.as_large_as(DomainSize { vcpus, memory_mb, ..is }, &old);
+            // Its memory was saved with what it had been given by then.
+            let is_or_was = if is_saved { is } else { DomainSize { vcpus, memory_mb, ..is } };
+            resources = self.as_large_as(is_or_was, &old);
             // One that was as large as its image was grown before the rest failed.
             let asked = self.target(&record)?.get(DISK).copied().unwrap_or(0);
             if !resources.contains_key(DISK) && asked > 0 && is.disk_bytes == asked.saturating_mul(1 << 30) {

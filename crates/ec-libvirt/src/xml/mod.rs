@@ -67,6 +67,29 @@ pub(crate) fn is_rescued(document: &str) -> bool {
     quick_xml::de::from_str::<Domain>(document).is_ok_and(|domain| domain.metadata.instance.rescued)
 }
 
+/// How many processors a guest has, and how much memory in MiB, by a document that libvirt wrote.
+pub(crate) fn size_of(document: &str) -> Option<(u64, u64)> {
+    #[derive(Deserialize)]
+    struct Domain {
+        memory: Memory,
+        vcpu: Vcpu,
+    }
+    #[derive(Deserialize)]
+    struct Memory {
+        #[serde(rename = "$text")]
+        kib: u64,
+    }
+    #[derive(Deserialize)]
+    struct Vcpu {
+        #[serde(rename = "@current")]
+        current: Option<u64>,
+        #[serde(rename = "$text")]
+        most: u64,
+    }
+    let Domain { memory, vcpu } = quick_xml::de::from_str(document).ok()?;
+    Some((vcpu.current.unwrap_or(vcpu.most), memory.kib.div_ceil(1024)))
+}
+
 /// What a domain has as a disk, and what that is called there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DiskFile {
@@ -196,6 +219,16 @@ pub(crate) fn read<T: DeserializeOwned>(text: &str) -> Result<T, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_document_tells_how_large_its_guest_is() {
+        let of =
+            |memory: &str, vcpu: &str| size_of(&format!("<domain><name>x</name>{memory}{vcpu}</domain>"));
+        let memory = "<memory unit='KiB'>196608</memory><currentMemory unit='KiB'>131072</currentMemory>";
+        assert_eq!(of(memory, "<vcpu placement='static' current='2'>4</vcpu>"), Some((2, 192)));
+        assert_eq!(of(memory, "<vcpu placement='static'>3</vcpu>"), Some((3, 192)));
+        assert_eq!(of("", "<vcpu>3</vcpu>"), None);
+    }
 
     #[test]
     fn the_mark_is_read_whatever_the_prefix_and_anything_else_is_no_mark() {
