@@ -5,13 +5,13 @@
 # usage: mutants.sh all|changed [ARGUMENT...]      (arguments are cargo-mutants's)
 #        mutants.sh install                         cargo-mutants alone, where it is missing
 #
-# `changed` looks only at lines that differ from SINCE (default: twenty commits ago), and there at ten mutants at
+# `changed` looks only at lines that differ from SINCE (default: twenty commits ago), and there at six mutants at
 # most, which takes a minute. Fails where one survives that .cargo/mutants.toml does not excuse.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=27.1.0
 crates=(ec-model ec-plan ec-placement-model)
-most=10
+most=6
 what=${1:?usage: $0 all|changed|install [ARGUMENT...]}
 shift
 cargo mutants --version >/dev/null 2>&1 || cargo install --debug --locked cargo-mutants --version $version
