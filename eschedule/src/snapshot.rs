@@ -4,10 +4,7 @@
 use std::{cell::RefCell, time::Duration};
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{
-    Cloud, CloudError, NewVolume, Restoring, VolumeView, resolve, resolve_volume, restore_snapshot,
-    snapshot_of,
-};
+use ec_cloud::{Cloud, CloudError, NewVolume, Restoring, VolumeView, resolve, restore_snapshot, snapshot_of};
 use ec_model::{CopyOf, ImageRef, Workload, input::LabelSelector};
 use ec_plan::verbs::Verb;
 use ec_runtime::exit::{Failure, tell};
@@ -20,7 +17,7 @@ use crate::{
     output::{self, Names},
     shown::Shown,
     spec::once_each,
-    volume::{called, certain, delete, make, named, remake, tell_acted, uuids},
+    volume::{self, called, certain, delete, make, named, remake, tell_acted, uuids},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -175,8 +172,7 @@ async fn known(session: &Session, text: &str) -> Result<VolumeView, Failure> {
 
 /// What a word means, whatever it is.
 async fn looked_for(cloud: &Cloud, text: &str) -> Result<VolumeView, CloudError> {
-    let view = async { ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await };
-    view.await.map_err(|error| match error {
+    volume::looked_for(cloud, text).await.map_err(|error| match error {
         CloudError::NotFound(_) => CloudError::NotFound(format!(
             "no snapshot of project `{}` is named `{text}`, nor is that one's uuid; `eschedule snapshot list` shows all",
             cloud.project

@@ -523,7 +523,8 @@ pub(crate) async fn delete(
     each(told, volumes, &patience, meant, ask, wait).await
 }
 
-async fn looked_for(cloud: &Cloud, text: &str) -> Result<VolumeView, CloudError> {
+/// What a word means, where it means a volume.
+pub(crate) async fn looked_for(cloud: &Cloud, text: &str) -> Result<VolumeView, CloudError> {
     ec_cloud::volume(cloud, resolve_volume(cloud, text).await?).await
 }
 

@@ -174,10 +174,11 @@ pub(crate) async fn destroy_as(
         // Of what nobody can tell any more what it was, too: its node does not know where it has no record either.
         let is_forgotten = known.record.is_none() && matches!(known.request, Read::Absent);
         let is_machine = kind_of(&known) == Some(Workload::Machine);
-        if (!is_machine || is_forgotten) && !planted("volume-deleted-in-use") {
+        let is_guarded = !planted("volume-deleted-in-use");
+        if is_guarded && (!is_machine || is_forgotten) {
             refuse_attached(cloud, &known).await?;
         }
-        if !is_machine && !planted("volume-deleted-in-use") {
+        if is_guarded && !is_machine {
             refuse_elsewhere(cloud, &known, "destroy").await?;
         }
         let giver = giver(cloud, &known).await?;

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Desired, Instance, InstanceId, PowerWish, Spec, State, Status, Workload, decode, encode};
+use ec_model::{Desired, Instance, InstanceId, PowerWish, Spec, Status, Workload, decode, encode};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, LeaseId, Revision, Store, StoreError, Txn};
 use jiff::SignedDuration;
@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
-    lookup::{Found, Known, Read, below, find, read as read_of},
+    lookup::{Found, Known, Read, below, find, never_ran, read as read_of},
     source,
 };
 
@@ -410,9 +410,7 @@ pub(crate) async fn failed(cloud: &Cloud, record: &Instance) -> CloudResult<Opti
     let Read::Here(status, revision) = read_of::<Status>(pair.as_ref(), assigned.node, instance) else {
         return Ok(None);
     };
-    let has_failed =
-        status.state == State::Error && status.started_at.is_none() && status.epoch == assigned.epoch;
-    Ok(has_failed.then_some([Compare::Absent(request), Compare::Unchanged(key, revision)]))
+    Ok(never_ran(&status, assigned).then_some([Compare::Absent(request), Compare::Unchanged(key, revision)]))
 }
 
 /// What is left of a key that goes with an instance's record.

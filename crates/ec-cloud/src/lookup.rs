@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 
 use ec_model::{
-    Alive, Attachment, Blob, Desired, Doc, Handover, Instance, InstanceId, Keyspace, NodeId, Record, Request,
-    RequestId, Resized, Resources, State, Status, Workload, decode, decode_part,
+    Alive, Assigned, Attachment, Blob, Desired, Doc, Handover, Instance, InstanceId, Keyspace, NodeId,
+    Record, Request, RequestId, Resized, Resources, State, Status, Workload, decode, decode_part,
 };
 use ec_plan::{
     sizes::{missed, of_disk},
@@ -131,6 +131,11 @@ fn as_made(mut record: Instance, request: &Read<Request>, status: &Read<Status>)
     record
 }
 
+/// Whether a node tells that what was placed there so failed before it ever ran.
+pub(crate) fn never_ran(status: &Status, assigned: Assigned) -> bool {
+    status.state == State::Error && status.started_at.is_none() && status.epoch == assigned.epoch
+}
+
 impl Known {
     /// The record of a volume, with what its disk was made of; none where there is no record.
     pub(crate) fn record_as_made(&self) -> Option<Instance> {
@@ -147,13 +152,11 @@ impl Known {
         self.request.record().is_some_and(|request| request.desired == Desired::Destroyed)
     }
 
-    /// Whether it failed before it ever ran, and was given up ([`crate::intent::failed`]).
+    /// Whether it failed before it ever ran, and was given up.
     pub(crate) fn has_failed(&self) -> bool {
-        let assigned = self.record.as_ref().and_then(|record| record.assigned).map(|assigned| assigned.epoch);
-        matches!(self.request, Read::Absent)
-            && self.status.record().is_some_and(|status| {
-                status.state == State::Error && status.started_at.is_none() && Some(status.epoch) == assigned
-            })
+        let assigned = self.record.as_ref().and_then(|record| record.assigned);
+        let (Some(assigned), Some(status)) = (assigned, self.status.record()) else { return false };
+        matches!(self.request, Read::Absent) && never_ran(status, assigned)
     }
 
     /// The record, to be changed; none where there is none.

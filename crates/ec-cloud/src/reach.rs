@@ -103,6 +103,7 @@ async fn answered(cloud: &Cloud, known: &Known, generation: u64) -> CloudResult<
             let told = status.access.as_ref().is_some_and(|access| access.generation >= generation);
             Ok(told.then_some(status))
         },
+        |_| Ok(()),
     );
     match answer.await {
         Ok(status) => Ok(status.access.filter(|access| access.generation == generation)),

@@ -34,23 +34,11 @@ pub async fn until_active(
     timeout: Duration,
     seen: impl Fn(Step<'_>),
 ) -> CloudResult<Status> {
-    until_status(cloud, node, instance, timeout, seen, |status| settled(instance, status)).await
+    until_status(cloud, node, instance, timeout, seen, |status| settled(instance, status), |_| Ok(())).await
 }
 
-/// Waits until `judge` has an answer to a status, or nobody wants the instance any more.
+/// Waits until `judge` has an answer to a status, or nobody wants the instance any more, or what is wanted of it does not stand.
 pub(crate) async fn until_status(
-    cloud: &Cloud,
-    node: NodeId,
-    instance: InstanceId,
-    timeout: Duration,
-    seen: impl Fn(Step<'_>),
-    judge: impl Fn(Status) -> CloudResult<Option<Status>>,
-) -> CloudResult<Status> {
-    until_status_while(cloud, node, instance, timeout, seen, judge, |_| Ok(())).await
-}
-
-/// The same, while what is wanted is as it must be.
-async fn until_status_while(
     cloud: &Cloud,
     node: NodeId,
     instance: InstanceId,
@@ -212,7 +200,7 @@ pub async fn until_done(
         Awaited::Volume { generation, volume, has } => with_volume(instance, generation, volume, has, status),
     };
     let stands = |request: &Request| stands(instance, awaited, request);
-    let status = until_status_while(cloud, node, instance, timeout, seen, judge, stands).await?;
+    let status = until_status(cloud, node, instance, timeout, seen, judge, stands).await?;
     // One that was reverted does not need any more what it was.
     if matches!(awaited, Awaited::Resize(_))
         && let Err(error) = settle(cloud, instance).await

@@ -35,12 +35,11 @@ pub enum Resizing {
 
 /// How far the last wish for another size is; nothing where that is over.
 pub fn resized(instance: &Instance, request: &Request, status: &Status) -> Option<Resizing> {
-    let told = status.resized.as_ref();
-    if told.map(|was| was.wished_at) < request.resize.map(|wish| wish.wished_at) {
+    if under_way(request, Some(status)) {
         return Some(Resizing::UnderWay);
     }
     instance.before.as_ref()?;
-    let failed = told.is_some_and(|was| was.failed.is_some());
+    let failed = status.resized.as_ref().is_some_and(|was| was.failed.is_some());
     Some(if failed { Resizing::Failed } else { Resizing::Done })
 }
 
@@ -54,7 +53,7 @@ pub fn missed<'a>(request: &Request, status: Option<&'a Status>) -> Option<&'a R
 /// Whether its agent has yet to tell what came of its last wish for a size.
 pub fn under_way(request: &Request, status: Option<&Status>) -> bool {
     let told = status.and_then(|status| status.resized.as_ref()).map(|was| was.wished_at);
-    request.resize.is_some_and(|wish| told.is_none_or(|told| told < wish.wished_at))
+    told < request.resize.map(|wish| wish.wished_at)
 }
 
 /// What becomes of a wish for a size, beside what the table says of it.
