@@ -20,7 +20,8 @@ use ec_model::{
 };
 use ec_runtime::exit::{Failure, chain, tell};
 
-pub(crate) use known::{distribution, is_distribution};
+pub(crate) use known::{distribution, is_distribution, known, names};
+pub(crate) use published::published;
 
 use crate::{
     cli::Output,
@@ -169,11 +170,6 @@ pub(crate) struct Setting {
     unset: Vec<String>,
 }
 
-/// What a known distribution's image is called, where that is meant.
-pub(crate) fn known(text: &str) -> Option<&'static str> {
-    known::known(text).map(|known| known.name)
-}
-
 /// Where a new image comes from.
 enum Source {
     At(ImageRef),
@@ -316,9 +312,9 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
     let text = adding.source.as_deref().unwrap_or(&adding.name);
     // A file that is there is meant, unless it is called as we call a release.
     let is_file = adding.source.is_some() && Path::new(text).is_file();
-    let meant = known::known(text).filter(|known| !is_file || known.is_called(text));
+    let meant = known(text).filter(|known| !is_file || known.is_called(text));
     if let Some(known) = meant {
-        let found = published::image(known, &session.settings.image_mirrors).await?;
+        let found = published(known, &session.settings.image_mirrors).await?;
         for (option, demanded, found) in
             [("--sha256", &demanded.sha256, &found.sha256), ("--sha512", &demanded.sha512, &found.sha512)]
         {
@@ -344,7 +340,7 @@ async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Resu
     if adding.source.is_none() {
         return Err(Failure::usage(format!(
             "`{text}` is no distribution that is known ({}): give a URL or a file behind it",
-            known::names()
+            names()
         )));
     }
     if let Some(of) = copied(session, text).await? {

@@ -353,9 +353,17 @@ async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<Ima
     if image_name(text).is_err() && text.parse::<ImageId>().is_err() {
         return image_url(text).map(ImageRef::at);
     }
-    match ec_cloud::image_for(&session.cloud, text, size).await? {
+    if let Some(image) = ec_cloud::image_for(&session.cloud, text, size).await? {
+        return Ok(image);
+    }
+    // `debian` is also what was added by the whole name; what nobody added is taken as it is published.
+    let Some(known) = crate::image::known(text) else { return Err(unusable(text)) };
+    match ec_cloud::image_for(&session.cloud, known.name, size).await? {
         Some(image) => Ok(image),
-        None => Err(unusable(text)),
+        None => Ok(ImageRef {
+            name: Some(text.to_owned()),
+            ..crate::image::published(known, &session.settings.image_mirrors).await?
+        }),
     }
 }
 
@@ -437,14 +445,15 @@ fn image_url(url: &str) -> Result<String, Failure> {
 }
 
 fn unusable(text: &str) -> Failure {
-    let known = crate::image::known(text);
-    let hint =
-        known.map(|name| format!("; `eschedule image add {name}` makes it one of these")).unwrap_or_default();
-    let wanted = "wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, or a disk to copy (volume:NAME, instance:NAME)";
-    // What is no place can only be a name; one of those that are known may have a colon in it.
-    match text.contains('/') || text.contains(':') && hint.is_empty() {
+    let wanted = format!(
+        "wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, a \
+         distribution that is known ({}), or a disk to copy (volume:NAME, instance:NAME)",
+        crate::image::names()
+    );
+    // What is no place can only be a name.
+    match text.contains(['/', ':']) {
         true => Failure::usage(format!("image `{text}` is not usable: {wanted}")),
-        false => Failure::failed(format!("there is no image `{text}`: {wanted}{hint}")),
+        false => Failure::failed(format!("there is no image `{text}`: {wanted}")),
     }
 }
 

@@ -177,6 +177,7 @@ async fn what_cannot_be_an_image_is_told_in_a_line_and_leaves_nothing() -> Resul
         (vec!["add", "x", "https://h/x", "--property", "novalue"], 2, "KEY=VALUE"),
         (vec!["add", "x", "https://h/x", "--property", &long], 2, "KEY=VALUE"),
         (vec!["add", "x", "/no/such/file"], 2, "FILE /no/such/file cannot be read"),
+        (vec!["add", "x", "web"], 2, "instance:web or volume:web"),
         (vec!["add", "x", "/"], 2, "is a directory"),
         (vec!["add", "x", "/dev/zero"], 2, "is a device without an end"),
         (vec!["add", "x", &good, "--sha256", DIGEST], 1, "--sha256 demands"),
@@ -420,12 +421,15 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
         text.contains("install its package ca-certificates, or name a file of them in SSL_CERT_FILE"),
         "{text}"
     );
-    refused(
-        &control,
-        &["run", "x", "--query", TINY, "--image", "debian:13"],
-        1,
-        "eschedule image add debian:13",
-    )?;
+    // What nobody added is taken as it is published; by another way to write it, too, and as it was added where it was.
+    for (image, code, why) in [
+        ("debian", 1, "HTTP status 404"),
+        ("fedora", 3, "`image_mirrors` of schedule.yaml"),
+        ("debian:1", 2, "debian:13, debian:12"),
+        ("debia", 1, "debian:13, debian:12"),
+    ] {
+        refused(&control, &["run", "x", "--query", TINY, "--image", image], code, why)?;
+    }
     // By name it goes to who reads SHA-512, and to nobody else.
     let node = control.node("n1", true, PLENTY).await?;
     let alive = control.keys.alive(node);
@@ -443,10 +447,20 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     control.status(on, plain, ec_model::State::Active, Some("10.0.0.1")).await?;
     refused(&control, &["rebuild", &plain.to_string(), "debian:12"], 1, "does not read our requests")?;
     assert_eq!(control.record(plain).await?.context("no record")?.spec.image.sha512, None);
+    let (_, ubuntu) = notified(&control.done(&["run", "newest", "--query", TINY, "--image", "ubuntu"])?)?;
+    let image = control.record(ubuntu).await?.context("no record")?.spec.image;
+    assert_eq!((image.name.as_deref(), image.id), (Some("ubuntu"), None));
+    assert_eq!(image.url, of("noble")?.url);
+    assert_eq!(image.sha256.as_deref(), Some(sha256.as_str()));
+    let (_, added) =
+        notified(&control.done(&["run", "spelled", "--query", TINY, "--image", "ubuntu@24.04"])?)?;
+    assert_eq!(control.record(added).await?.context("no record")?.spec.image.id, None);
     control.put(alive, sign).await?;
     let (node, web) = notified(&control.done(&["run", "web", "--query", TINY, "--image", "debian:12"])?)?;
     let request = control.get(&control.keys.request(node, web)).await?.context("no request")?;
     assert_eq!(serde_json::from_slice::<Value>(&request.value)?["version"], 2);
-    control.done(&["rebuild", &plain.to_string(), "debian:12"])?;
+    control.done(&["rebuild", &plain.to_string(), "debian12"])?;
+    let image = control.record(plain).await?.context("no record")?.spec.image;
+    assert_eq!((image.name.as_deref(), image.id.is_some()), (Some("debian:12"), true));
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use ec_cloud::{Ask, Begun, CloudError, Difference, Guest, STACK, Wished};
 use ec_model::{ImageRef, Instance, OF_INSTANCE, OF_VOLUME, ResourceQuery, Resources};
-use ec_runtime::exit::{FAILED, Failure, USAGE};
+use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, USAGE};
 
 use super::DISK;
 use crate::{
@@ -80,7 +80,9 @@ async fn guest_of(
         let read = spec::read(session, Some(name), &spec::IN_FILE, &given, said, size).await;
         let (Mistake { part, failure }, has) = match (read, has) {
             (Ok(guest), _) => return Ok((Guest { image: was.unwrap_or(guest.image), ..guest }, kept)),
-            (Err(mistake), Some(has)) if matches!(mistake.failure.code, FAILED | USAGE) => (mistake, has),
+            (Err(mistake), Some(has)) if matches!(mistake.failure.code, FAILED | USAGE | UNREACHABLE) => {
+                (mistake, has)
+            }
             (Err(mistake), _) => return Err(mistake),
         };
         let stays = match (part, made_of(has, says)) {

@@ -1,6 +1,6 @@
 //! Sending an image's bytes to the image store: looked at and counted while they go, and used by nobody before all came.
 
-use std::{fs::File, os::unix::fs::FileTypeExt, path::Path, time::Duration};
+use std::{fs::File, io::ErrorKind, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
 use ec_cloud::{Bytes, Cloud, CloudError, Facts, NewImage, NewVolume, Upload};
 use ec_image::{
@@ -67,7 +67,12 @@ impl Sender {
     pub(super) async fn file(path: &Path) -> Result<Self, Failure> {
         let name = path.display().to_string();
         let wrong = |why: String| Failure::usage(format!("FILE {name} {why}"));
-        let mut file = File::open(path).map_err(|error| wrong(format!("cannot be read: {error}")))?;
+        let mut file = File::open(path).map_err(|error| {
+            let is_word = error.kind() == ErrorKind::NotFound && !name.contains('/');
+            let disks = || format!("; a disk is instance:{name} or volume:{name}");
+            let hint = if is_word { disks() } else { String::new() };
+            wrong(format!("cannot be read: {error}{hint}"))
+        })?;
         let meta = file.metadata().map_err(|error| wrong(format!("cannot be read: {error}")))?;
         if meta.is_dir() {
             return Err(wrong("is a directory".to_owned()));
