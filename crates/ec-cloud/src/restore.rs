@@ -10,7 +10,7 @@
 //! The locks say what is under way, to whoever looks, to whoever would start the guest on disks of two moments, and to the same
 //! command: said again it goes on with what was broken off.
 
-use std::time::Duration;
+use std::{fmt::Write as _, time::Duration};
 
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, Request, State, Workload};
 use ec_plan::{
@@ -64,15 +64,12 @@ pub async fn restore_snapshot(
     if !view.snapshot || view.copy_of_kind != Some(Workload::Machine) {
         return Err(CloudError::Refused(format!("{name} is a volume, and no snapshot of an instance")));
     }
-    if view.status != "available" {
-        return Err(CloudError::Refused(format!(
-            "snapshot {name} is {}, and cannot be restored",
-            view.status
-        )));
-    }
     let Some(instance) = view.copy_of else {
         return Err(CloudError::Refused(format!("nobody knows whose {name} is")));
     };
+    if let Some(why) = not_there(cloud, &name, instance, &view).await {
+        return Err(CloudError::Refused(why));
+    }
     let asker = Asker { cloud, timeout, stop, told: &told };
     let kept = find_placed(cloud, snapshot).await?.record.and_then(|record| record.locked);
     let reasons = [true, false].map(|starts| reason(instance, starts));
@@ -122,10 +119,16 @@ pub async fn restore_snapshot(
         Err(error) if held.is_begun && is_ours && !held.is_locked && held.is_anothers(cloud).await => {
             let_go(&asker, snapshot, kept).await.and(Err(error))
         }
-        Err(error) if held.is_begun => Err(error.and(format!(
-            "not all of {instance} is restored: run `eschedule snapshot restore {}` again",
-            held.snapshot
-        ))),
+        Err(error) if held.is_begun => {
+            let name = &held.snapshot;
+            // Its agent may have found only now that its disks are gone.
+            let is_gone = match volume(cloud, snapshot).await {
+                Ok(view) => not_there(cloud, name, instance, &view).await,
+                Err(_) => None,
+            };
+            let again = || format!("run `eschedule snapshot restore {name}` again");
+            Err(error.and(format!("not all of {instance} is restored: {}", is_gone.unwrap_or_else(again))))
+        }
         // It is as it was, and so is the snapshot.
         Err(error) => let_go(&asker, snapshot, kept).await.and(Err(error)),
     }
@@ -134,6 +137,24 @@ pub async fn restore_snapshot(
 /// What helps where there is nothing any more that could be restored.
 fn boots_another(snapshot: &str) -> String {
     format!("`eschedule run NAME --image volume:{snapshot}` boots another from it")
+}
+
+/// Why a snapshot cannot be restored as it stands; where one broke off that had locked the instance, what helps that.
+async fn not_there(cloud: &Cloud, name: &str, instance: InstanceId, view: &VolumeView) -> Option<String> {
+    if view.status == "available" {
+        return None;
+    }
+    let mut why = format!("snapshot {name} is {}, and cannot be restored", view.status);
+    let machine = find_placed(cloud, instance).await;
+    let held = machine.ok().and_then(|machine| Held::of(name.to_owned(), instance, &machine).ok());
+    if held.is_some_and(|held| held.is_locked) {
+        let _ = write!(
+            why,
+            "; {instance} is stopped and locked for it: `eschedule unlock {instance} {name}` and `eschedule start {instance}` \
+             have it go on with the disks that it has"
+        );
+    }
+    Some(why)
 }
 
 /// Whether somebody destroyed it meanwhile.

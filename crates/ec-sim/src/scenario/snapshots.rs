@@ -76,6 +76,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(restored_of_lost(stage)),
     ),
     Scenario::new(
+        "snapshot-lost-while-restored",
+        "a snapshot of a guest and its volume is restored before its node notices that it is gone: it is told so, and what unlocks and starts the guest",
+        |stage| Box::pin(lost_while_restored(stage)),
+    ),
+    Scenario::new(
         "snapshot-not-restored",
         "a guest is resized and not confirmed, or is stopped and rescued, or somebody locked its volume: its restore is refused with nothing changed, and done when that is over; and \
          one of a snapshot that lost one of its disks",
@@ -244,6 +249,22 @@ async fn restored_of_lost(stage: Stage) {
     stage.demand(stage.user(1).wish(guest, &Verb::Start).await.is_ok(), "it is started").await;
     stage.until_well(guest).await;
     stage.demand(has(&stage, guest, volume), "with its volume").await;
+}
+
+async fn lost_while_restored(stage: Stage) {
+    let (guest, copy) = guest_with_snapshot(&stage).await;
+    stage.delete_disk(1, copy);
+    for _ in 0..2 {
+        let told = stage.user(1).restores(copy).await.err();
+        stage.demand(told.is_some_and(|told| told.contains("unlock")), "it is told what helps").await;
+        stage.until(copy, "an ERROR", |is| is.is(State::Error)).await;
+    }
+    stage.until(guest, "stopped", |is| is.is(State::Stopped)).await;
+    for of in [guest, copy] {
+        stage.demand(stage.user(1).wish(of, &Verb::Unlock).await.is_ok(), "it is unlocked").await;
+    }
+    stage.demand(stage.user(1).wish(guest, &Verb::Start).await.is_ok(), "it is started").await;
+    stage.until_well(guest).await;
 }
 
 async fn not_restored(stage: Stage) {
