@@ -175,6 +175,10 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     }
     let mut applied: Vec<Applied> = groups.iter().map(|(name, policy)| made(name, *policy)).collect();
     applied.extend(steps.iter().map(|step| told(step, &of_volumes)));
+    let nodes: BTreeMap<_, _> = there.iter().map(|one| (one.record.instance, one.record.node())).collect();
+    for one in &mut applied {
+        one.node = one.instance.and_then(|instance| *nodes.get(&instance)?);
+    }
     for one in &applied {
         let note = one.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
         let volume = if one.of_volume { "volume " } else { "" };
@@ -701,7 +705,10 @@ async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> 
 }
 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
-    let names = || applied.iter().filter(|one| !one.undone).map(|one| one.name.clone()).collect();
+    // One to which several things are done is named once.
+    let mut named = BTreeSet::new();
+    let done = applied.iter().filter(|one| !one.undone);
+    let names = || done.filter(|one| named.insert(&one.name)).map(|one| one.name.clone()).collect();
     output.print(applied, names, String::new)
 }
 
