@@ -1,16 +1,13 @@
 //! One command to several: each is asked, one after the other; then all that was asked for is waited for, at the same time. Each is
 //! answered for by itself.
 
-use std::{
-    collections::HashSet,
-    time::{Duration, Instant},
-};
+use std::{collections::HashSet, time::Duration};
 
 use ec_model::InstanceId;
 use ec_runtime::exit::{Failure, INTERRUPTED, UNREACHABLE, print};
 use futures::{StreamExt, stream::FuturesOrdered};
 use serde::Serialize;
-use tokio::sync::Semaphore;
+use tokio::{sync::Semaphore, time::Instant};
 
 use crate::{
     acting::Patience,
@@ -194,4 +191,55 @@ pub(crate) async fn each<T: Serialize, W>(
         });
     }
     told.end()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use ec_runtime::exit::FAILED;
+    use tokio_util::sync::CancellationToken;
+
+    use super::*;
+    use crate::cli::Waiting;
+
+    /// Asks each of these, of whom who is not there is found so after that many seconds; tells who was asked and how all ended.
+    async fn asked_of(words: &[(&str, u8, u64)]) -> (Vec<String>, Option<u8>) {
+        let of_failed = |word: &str, _: Option<InstanceId>, _: &str| word.to_owned();
+        let told = Told::new(Output::Name, false, &of_failed);
+        let patience = Patience::until(Waiting { wait: false, timeout: 1 }, CancellationToken::new());
+        let names: Vec<String> = words.iter().map(|(word, ..)| (*word).to_owned()).collect();
+        let asked = RefCell::new(Vec::new());
+        let meant = async |word: &str| {
+            asked.borrow_mut().push(word.to_owned());
+            let number = words.iter().position(|(is, ..)| *is == word).unwrap();
+            Ok(InstanceId::new(uuid::Uuid::from_u128(number as u128 + 1)))
+        };
+        let ask = async |_: InstanceId, word: &str| {
+            let (_, code, seconds) = words.iter().find(|(is, ..)| *is == word).unwrap();
+            tokio::time::sleep(Duration::from_secs(*seconds)).await;
+            let one = || One { fields: word.to_owned(), line: String::new(), name: String::new() };
+            match code {
+                0 => Ok(Asked::Done(one())),
+                code => Err(Failure { code: *code, message: "away".to_owned() }),
+            }
+        };
+        let wait = async |_: InstanceId, (): (), _: &Shown| unreachable!("nothing is waited for");
+        let ended = each(told, &names, &patience, meant, ask, wait).await;
+        (asked.into_inner(), ended.err().map(|failure| failure.code))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_two_in_a_row_are_not_answered_no_other_is_asked() {
+        let (asked, ended) = asked_of(&[("a", UNREACHABLE, 5), ("b", UNREACHABLE, 5), ("c", 0, 0)]).await;
+        assert_eq!((asked, ended), (vec!["a".to_owned(), "b".to_owned()], Some(UNREACHABLE)));
+        // One that answers between them, who fails at once, or otherwise, keeps nobody from being asked.
+        for between in [
+            [("a", UNREACHABLE, 5), ("b", 0, 0), ("c", UNREACHABLE, 5), ("d", 0, 0)],
+            [("a", UNREACHABLE, 5), ("b", UNREACHABLE, 1), ("c", 0, 0), ("d", 0, 0)],
+            [("a", UNREACHABLE, 5), ("b", FAILED, 5), ("c", 0, 0), ("d", 0, 0)],
+        ] {
+            assert_eq!(asked_of(&between).await.0.len(), 4, "{between:?}");
+        }
+    }
 }
