@@ -63,9 +63,16 @@ pub(crate) fn kind(work: &Work) -> &'static str {
     ];
     if any(&takes_away) {
         "destroy"
-    } else if any(&[Effect::PrepareDisk, Effect::PrepareRebuild, Effect::PrepareRescue, Effect::Define]) {
+    } else if any(&[
+        Effect::PrepareDisk,
+        Effect::PrepareRebuild,
+        Effect::PrepareRescue,
+        Effect::PrepareVolume,
+        Effect::Define,
+    ]) {
         "build"
-    } else if any(&[Effect::Resize]) || effects.iter().any(|effect| matches!(effect, Effect::GiveUpResize(_)))
+    } else if any(&[Effect::Resize, Effect::Grow, Effect::Extend])
+        || effects.iter().any(|effect| matches!(effect, Effect::GiveUpResize(_)))
     {
         "resize"
     } else if any(&[Effect::Start, Effect::StartRescue, Effect::Resume]) {
@@ -101,6 +108,9 @@ mod tests {
             (vec![tell.clone()], "tell"),
             (vec![tell.clone(), Effect::PrepareDisk, Effect::Define, Effect::Start], "build"),
             (vec![tell.clone(), Effect::MarkStarted, Effect::Start, Effect::NoteStart], "start"),
+            (vec![tell.clone(), Effect::PrepareVolume], "build"),
+            (vec![Effect::Cover, Effect::Grow, tell.clone()], "resize"),
+            (vec![Effect::Cover, Effect::Extend, tell.clone()], "resize"),
             (vec![tell.clone(), Effect::Claim], "claim"),
             (vec![tell.clone(), Effect::ShutDown], "stop"),
             (vec![Effect::Resume, tell.clone()], "start"),
