@@ -198,9 +198,9 @@ etcd: {host: 127.0.0.1, port: $etcd}
 placement: {endpoint: "http://127.0.0.1:$placement"}
 state_dir: $STATE/ecompute
 listen: 127.0.0.1:$agent
-# One image of some megabytes: the default, a tenth of the disk, may be all that is free.
-images: {max_gb: 1, local: [$CACHE], store: {url: "file://$STATE/image-store"}}
-libvirt: {network: $NETWORK}
+# Nobody but who runs the demo listens at this machine's loopback, whose images may be tried.
+images: {local: [$CACHE], allow_addresses: [127.0.0.0/8], store: {url: "file://$STATE/image-store"}}
+libvirt: {network: $NETWORK, graphics: vnc}
 # Emulated or not, the demo's guests are idle: many may share a processor.
 allocation_ratio: {VCPU: 16.0}
 C
@@ -224,8 +224,9 @@ C
   cat >"$STATE/env" <<C
 export ESCHEDULE_CONFIG=$STATE/schedule.yaml ECOMPUTE_CONFIG=$STATE/compute.yaml
 export ETCDCTL_API=3 ETCDCTL_ENDPOINTS=127.0.0.1:$etcd
-export PATH=$(printf %q "$BIN"):\$PATH
+export PATH=$(printf %q "$BIN"):\$PATH MANPATH=$STATE/man:\${MANPATH-}
 C
+  "$BIN/eschedule" man "$STATE/man/man1"
   # Guests come and go at the same addresses, so their host keys mean nothing.
   cat >"$STATE/ssh_config" <<C
 User root

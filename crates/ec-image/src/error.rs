@@ -158,7 +158,7 @@ pub enum ImageError {
         allowed: u64,
     },
     /// The image alone is bigger than the whole cache may be.
-    #[error("an image of {} does not fit the image cache, which may hold {}", Size(*.size), Size(*.max_bytes))]
+    #[error("an image of {} does not fit the image cache, which may hold {}: images.max_gb of compute.yaml is its bound", Size(*.size), Size(*.max_bytes))]
     TooBig {
         /// Size of the image, as far as known, in bytes.
         size: u64,
@@ -167,7 +167,8 @@ pub enum ImageError {
     },
     /// Everything in the cache is in use.
     #[error(
-        "the image cache is full: {} more wanted, {} of {} held by images in use and what is being fetched",
+        "the image cache is full: {} more wanted, {} of {} held by images in use and what is being fetched: images.max_gb of \
+         compute.yaml is its bound",
         Size(*.wanted), Size(*.held), Size(*.max_bytes)
     )]
     CacheFull {
