@@ -35,7 +35,7 @@ const CONFIRM: &[&str] = &["resize", "--confirm", "web"];
 const REVERT: &[&str] = &["resize", "--revert", "--wait", "web"];
 
 /// Kills of the agent, each of which is followed by its start.
-struct Kills {
+pub(crate) struct Kills {
     /// At each step; where it is not said, at the most telling ones.
     each: Option<u32>,
     done: u32,
@@ -43,7 +43,7 @@ struct Kills {
 }
 
 impl Kills {
-    fn new() -> Result<Self> {
+    pub(crate) fn new() -> Result<Self> {
         let each = std::env::var("KILLS")
             .ok()
             .map(|kills| kills.parse())
@@ -52,12 +52,12 @@ impl Kills {
         Ok(Self { each, done: 0, began: Instant::now() })
     }
 
-    fn at_each(&self) -> u32 {
+    pub(crate) fn at_each(&self) -> u32 {
         self.each.unwrap_or(1)
     }
 
     /// Those of the steps that it comes to at which it is killed.
-    fn chosen(&self, come_to: &BTreeSet<String>, telling: &[&str]) -> Result<BTreeSet<String>> {
+    pub(crate) fn chosen(&self, come_to: &BTreeSet<String>, telling: &[&str]) -> Result<BTreeSet<String>> {
         let telling: BTreeSet<String> = telling.iter().map(|step| (*step).to_owned()).collect();
         ensure!(telling.is_subset(come_to), "wanted {telling:?}, it comes to {come_to:?}");
         Ok(if self.each.is_some() { come_to.clone() } else { telling })
@@ -65,7 +65,7 @@ impl Kills {
 
     /// Kills the agent where it comes to a step, as often in a row as is left, unless what it is at is done before. An agent
     /// that is not harmed any more is left.
-    async fn harm(
+    pub(crate) async fn harm(
         &mut self,
         stack: &mut Stack,
         step: &str,
@@ -90,17 +90,17 @@ impl Kills {
     }
 
     #[expect(clippy::print_stdout, reason = "the figures of a run by hand")]
-    fn tell(&self, what: &str, steps: &BTreeSet<String>) {
+    pub(crate) fn tell(&self, what: &str, steps: &BTreeSet<String>) {
         println!("{:>4} s, {:>4} kills: {what}: {steps:?}", self.began.elapsed().as_secs(), self.done);
     }
 }
 
 /// What an agent is started with that is to be killed at a step.
-fn armed(step: &str, left: u32) -> String {
+pub(crate) fn armed(step: &str, left: u32) -> String {
     if left > 0 { format!("{step}=pause") } else { String::new() }
 }
 
-async fn anew(stack: &mut Stack, failpoints: &str) -> Result<()> {
+pub(crate) async fn anew(stack: &mut Stack, failpoints: &str) -> Result<()> {
     stack.kill_agent()?;
     stack.start_agent(failpoints).await
 }
@@ -265,7 +265,7 @@ impl Trial {
 }
 
 /// The steps that a log tells of.
-fn points(log: &str) -> BTreeSet<String> {
+pub(crate) fn points(log: &str) -> BTreeSet<String> {
     let named = |line: &str| Some(line.split_once("failpoint point=\"")?.1.split_once('"')?.0.to_owned());
     log.lines().filter_map(named).collect()
 }

@@ -11,6 +11,7 @@ mod foreigners;
 mod guests;
 mod images;
 mod kills;
+mod kills_volumes;
 mod life;
 mod outages;
 mod power;

@@ -10,14 +10,14 @@ use serde_json::Value;
 use crate::power::Guest;
 
 /// The tiny guest with one processor is told not to look for what ACPI says of PCI, and so hears of no new disk.
-const TWO: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
+pub(crate) const TWO: &str = "resources=VCPU:2,MEMORY_MB:128,DISK_GB:1";
 
 /// A guest's system hears of a disk a moment after it is there.
-const UNTIL_THERE: &str = "there() { for i in $(seq 600); do head -c 1 /dev/$1 >/dev/null 2>&1 && return; sleep 0.1; done; }; there";
+pub(crate) const UNTIL_THERE: &str = "there() { for i in $(seq 600); do head -c 1 /dev/$1 >/dev/null 2>&1 && return; sleep 0.1; done; }; there";
 
 impl Guest {
     /// What a command about volumes answers.
-    fn volume(&self, arguments: &[&str]) -> Result<Value> {
+    pub(crate) fn volume(&self, arguments: &[&str]) -> Result<Value> {
         Ok(serde_json::from_str(&self.asks(&[&["volume"], arguments, &["-o", "json"]].concat())?)?)
     }
 
@@ -35,7 +35,7 @@ impl Guest {
     }
 
     /// A volume that it has as `vdb`, with something on it, and the digest of that.
-    async fn with_data(&self) -> Result<(InstanceId, String)> {
+    pub(crate) async fn with_data(&self) -> Result<(InstanceId, String)> {
         let data = id(&self.volume(&["create", "data", "--size", "1", "--for", "web", "--wait"])?)?;
         self.volume(&["attach", "data", "web", "--wait"])?;
         self.run(&format!("{UNTIL_THERE} vdb; dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync"))
@@ -44,19 +44,19 @@ impl Guest {
     }
 
     /// The digest of the first four MiB of a disk, as the guest reads it.
-    async fn digest(&self, device: &str) -> Result<String> {
+    pub(crate) async fn digest(&self, device: &str) -> Result<String> {
         let read = format!("dd if=/dev/{device} bs=1M count=4 2>/dev/null | sha256sum");
         let said = self.run(&format!("{UNTIL_THERE} {device}; {read}")).await?;
         Ok(said.split_whitespace().next().unwrap_or_default().to_owned())
     }
 }
 
-fn id(view: &Value) -> Result<InstanceId> {
+pub(crate) fn id(view: &Value) -> Result<InstanceId> {
     Ok(view["volume"].as_str().context("it has a uuid")?.parse()?)
 }
 
 /// `qemu-img check` finds nothing.
-fn is_whole(guest: &Guest, volume: InstanceId) -> Result<()> {
+pub(crate) fn is_whole(guest: &Guest, volume: InstanceId) -> Result<()> {
     let file = guest.stack.directory().join(format!("state/disks/{volume}.qcow2"));
     let checked = Command::new("qemu-img").args(["check", "-q"]).arg(&file).output()?;
     ensure!(checked.status.success(), "{checked:?}");
@@ -478,102 +478,6 @@ async fn all_disks_of_a_guest_are_kept_as_they_are_at_one_moment_and_come_back()
     ensure!(listed.contains(&data.to_string()) && !listed.contains(&snap.to_string()), "{listed}");
     guest.asks(&["volume", "delete", "data", "--wait"])?;
     guest.stack.until_exactly(&[]).await
-}
-
-/// Something that is asked of a volume, and the steps at which the agent is killed while it does it.
-const KILLS: [(&[&str], &[&str]); 4] = [
-    (&["create", "data", "--size", "1"], &["before-volume", "before-create-volume", "before-mark-started"]),
-    (&["attach", "data", "web"], &["before-tell-volumes", "before-set-volumes", "before-note-volumes"]),
-    (&["extend", "data"], &["before-extend", "before-note-size", "before-note-resize"]),
-    (&["detach", "data"], &["before-tell-volumes", "before-set-volumes", "before-note-volumes"]),
-];
-
-#[tokio::test(flavor = "multi_thread")]
-async fn killed_at_each_step_of_what_is_done_to_a_volume_its_next_agent_goes_on() -> Result<()> {
-    let mut guest = Guest::up_as(TWO, &[]).await?;
-    let (mut data, mut written, mut size) = (None, String::new(), 1_u64);
-    for (ask, steps) in KILLS {
-        for step in steps {
-            guest.stack.kill_agent()?;
-            guest.stack.start_agent(&format!("{step}=pause")).await?;
-            size += u64::from(ask[0] == "extend");
-            let larger = size.to_string();
-            let more = if ask[0] == "extend" { &[larger.as_str()][..] } else { &[] };
-            guest.volume(&[ask, more].concat())?;
-            guest.stack.until_reached(step).await?;
-            guest.stack.kill_agent()?;
-            guest.stack.start_agent("").await?;
-            // Said again, it is waited for.
-            match ask[0] {
-                "create" => {
-                    let volume = id(&guest.volume(&["show", "data"])?)?;
-                    guest.stack.until_state(volume, ec_model::State::Active).await?;
-                    assert_eq!(guest.volume(&["show", "data"])?["size_gb"], 1);
-                    data = Some(volume);
-                }
-                "attach" => {
-                    guest.volume(&["attach", "data", "web", "--wait"])?;
-                    until_status(&guest, "in-use").await?;
-                }
-                "extend" => {
-                    let volume = data.context("it is there")?;
-                    guest
-                        .stack
-                        .until("it is told to be larger", async || {
-                            let status = guest.stack.status(volume).await?.context("it is told")?;
-                            Ok(status
-                                .resized
-                                .is_some_and(|resized| resized.resources.get("DISK_GB") == Some(&size)))
-                        })
-                        .await?;
-                    assert_eq!(claimed(&guest, volume).await?, size);
-                    let sectors = guest.run("cat /sys/block/vdb/size").await?;
-                    assert_eq!(sectors, (size << 21).to_string());
-                }
-                _ => {
-                    guest.volume(&["detach", "data", "--wait"])?;
-                    until_status(&guest, "available").await?;
-                }
-            }
-            let volume = data.context("it is there")?;
-            guest.stack.until_exactly_with(&[guest.instance], &[volume]).await?;
-            is_whole_or_used(&guest, volume)?;
-            // Back to where it can be asked for once more.
-            match ask[0] {
-                "create" if step != steps.last().context("there are some")? => {
-                    guest.asks(&["volume", "delete", "data", "--wait"])?;
-                    guest.stack.until_exactly(&[guest.instance]).await?;
-                }
-                "attach" if written.is_empty() => {
-                    let write = "dd if=/dev/urandom of=/dev/vdb bs=1M count=4 conv=fsync 2>/dev/null";
-                    guest.run(&format!("{UNTIL_THERE} vdb; {write}")).await?;
-                    written = guest.digest("vdb").await?;
-                    guest.volume(&["detach", "data", "--wait"])?;
-                }
-                "attach" if step != steps.last().context("there are some")? => {
-                    assert_eq!(guest.digest("vdb").await?, written);
-                    guest.volume(&["detach", "data", "--wait"])?;
-                }
-                "detach" if step != steps.last().context("there are some")? => {
-                    guest.volume(&["attach", "data", "web", "--wait"])?;
-                    assert_eq!(guest.digest("vdb").await?, written);
-                }
-                _ => {}
-            }
-        }
-    }
-    guest.asks(&["volume", "delete", "data", "--wait"])?;
-    guest.asks(&["destroy", "--wait", "web"])?;
-    guest.stack.until_exactly(&[]).await
-}
-
-async fn until_status(guest: &Guest, wanted: &str) -> Result<()> {
-    guest.stack.until(wanted, async || Ok(guest.volume(&["show", "data"])?["status"] == wanted)).await
-}
-
-/// What a guest has cannot be looked at from outside; all else is whole.
-fn is_whole_or_used(guest: &Guest, volume: InstanceId) -> Result<()> {
-    if guest.volume(&["show", "data"])?["status"] == "available" { is_whole(guest, volume) } else { Ok(()) }
 }
 
 #[tokio::test(flavor = "multi_thread")]
