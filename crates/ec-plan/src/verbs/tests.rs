@@ -26,14 +26,23 @@ fn table() -> String {
         format!("| it is | {} |", verbs.each_ref().map(|verb| format!("`{}`", verb.name())).join(" | ")),
         format!("| --- |{}", " --- |".repeat(verbs.len())),
     ];
-    for situation in Situation::ALL {
-        let cells = verbs.each_ref().map(|verb| match in_situation(verb, situation) {
+    let mut line = |is: &str, judge: &dyn Fn(&Verb) -> Verdict| {
+        let cells = verbs.each_ref().map(|verb| match judge(verb) {
             Verdict::Do(_) => "done",
             Verdict::Already(_) => "is so",
             Verdict::Refuse(_) => "refused",
         });
-        lines.push(format!("| {situation} | {} |", cells.join(" | ")));
+        lines.push(format!("| {is} | {} |", cells.join(" | ")));
+    };
+    for situation in Situation::ALL {
+        line(&situation.to_string(), &|verb| in_situation(verb, situation));
     }
+    // Whatever else it is.
+    let (runs, locked) = (status(State::Active, 1, true), instance(Some("mine")));
+    let request = request(wish(Power::Running, 1, false));
+    let doomed = Request { desired: Desired::Destroyed, ..request.clone() };
+    line("locked", &|verb| judge(verb, &locked, &request, Some(&runs)));
+    line("being destroyed", &|verb| judge(verb, &instance(None), &doomed, Some(&runs)));
     lines.join("\n")
 }
 
