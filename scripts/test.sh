@@ -59,6 +59,7 @@ host=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
 export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
 if [ "$what" = long ]; then
   export KILLS=${KILLS:-20}
+  scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE" openstack
   exec cargo nextest run --profile long --workspace --locked --all-features --no-capture
 fi
 if [ "$what" = upgrade ]; then
