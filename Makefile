@@ -39,7 +39,7 @@ help:
 	@echo "make sim        histories of a whole cluster under simulated time, of SEEDS (0..3000; 17 is one)"
 	@echo "make guards     which comparisons of transactions that simulation misses when they are left out, all or PLACES (file:line)"
 	@echo "make mutants    what the tests of the pure crates notice of each thing made wrong in them"
-	@echo "make mutants-changed  the same of what changed in the last twenty commits, or since SINCE"
+	@echo "make mutants-changed  the same of six of what changed in the last twenty commits, or since SINCE"
 	@echo "make fuzz-placement  OpenStack's placement and ours, compared at random for MINUTES (10)"
 
 demo:
