@@ -26,9 +26,12 @@ struct Verb {
 
 #[derive(Clone, Copy)]
 enum Done {
-    /// This volume is there, and so.
-    Is(&'static str, &'static str),
-    Gone(&'static str),
+    /// `new` is there.
+    New,
+    /// `data` is so.
+    Data(&'static str),
+    /// What was there as `new` is no more.
+    Gone,
     /// `data` is as large as was asked for.
     Larger,
     /// `data` was made anew.
@@ -50,24 +53,33 @@ struct Trial {
     guest: Guest,
     kills: Kills,
     data: InstanceId,
+    /// Of whom something was asked last.
+    asked: InstanceId,
     /// The digest of what the guest wrote on it.
     written: String,
     /// In GiB.
     size: u64,
 }
 
-/// Whether what was asked of `data`, or of another, is done; `size` in GiB is what `data` is to have.
-async fn is_done(stack: &Stack, (data, size): (InstanceId, u64), done: Done) -> Result<bool> {
+/// Whether what was asked of this one is done; `size` in GiB is what it is to have.
+async fn is_done(stack: &Stack, (of, size): (InstanceId, u64), done: Done) -> Result<bool> {
     Ok(match done {
-        Done::Is(name, wanted) => shown(stack, name)?.is_some_and(|view| view["status"] == wanted),
-        Done::Gone(name) => shown(stack, name)?.is_none(),
+        Done::New => shown(stack, "new")?.is_some_and(|view| view["status"] == "available"),
+        // Its guest has told so.
+        Done::Data(wanted) => {
+            let request = stack.request_at(stack.node, of).await?.context("no request")?;
+            let told = stack.status(of).await?.context("no status")?;
+            let is_so = shown(stack, "data")?.is_some_and(|view| view["status"] == wanted);
+            is_so && told.observed_generation >= request.generation
+        }
+        Done::Gone => stack.request_at(stack.node, of).await?.is_none(),
         Done::Larger => {
-            let told = stack.status(data).await?.and_then(|status| status.resized);
+            let told = stack.status(of).await?.and_then(|status| status.resized);
             told.is_some_and(|told| told.resources.get("DISK_GB") == Some(&size))
         }
         Done::Anew => {
-            let request = stack.request_at(stack.node, data).await?.context("no request")?;
-            let told = stack.status(data).await?.context("no status")?;
+            let request = stack.request_at(stack.node, of).await?.context("no request")?;
+            let told = stack.status(of).await?.context("no status")?;
             let wished = request.rebuild.map(|wish| wish.wished_at);
             told.state == State::Active && told.rebuilt.map(|rebuilt| rebuilt.wished_at) == wished
         }
@@ -77,13 +89,12 @@ async fn is_done(stack: &Stack, (data, size): (InstanceId, u64), done: Done) -> 
 impl Trial {
     async fn ready(&self, verb: &Verb) -> Result<()> {
         for ready in verb.ready {
-            // Of what is there no more nothing has to be taken away.
-            if ready.contains(&"new")
-                && shown(&self.guest.stack, "new")?.is_some() != ready.contains(&"delete")
-            {
-                continue;
+            if *ready != DELETE {
+                self.guest.asks(ready)?;
+            } else if let Some(view) = shown(&self.guest.stack, "new")? {
+                let kind = if view["snapshot"] == true { "snapshot" } else { "volume" };
+                self.guest.asks(&[&[kind], DELETE].concat())?;
             }
-            self.guest.asks(ready)?;
         }
         self.look().await
     }
@@ -104,6 +115,11 @@ impl Trial {
     }
 
     fn ask(&mut self, verb: &Verb) -> Result<()> {
+        self.asked = match verb.done {
+            Done::Gone => id(&shown(&self.guest.stack, "new")?.context("it is there")?)?,
+            Done::Data(_) => self.guest.instance,
+            _ => self.data,
+        };
         if let Done::Larger = verb.done {
             self.size += 1;
             self.guest.asks(&[verb.ask, &[&self.size.to_string()]].concat())?;
@@ -116,13 +132,13 @@ impl Trial {
     /// Done once, with nothing lost, doubled or left.
     async fn settle(&mut self, verb: &Verb) -> Result<()> {
         let stack = &self.guest.stack;
-        stack.until("it is done", async || is_done(stack, (self.data, self.size), verb.done).await).await?;
+        stack.until("it is done", async || is_done(stack, (self.asked, self.size), verb.done).await).await?;
         let mut there = Vec::new();
         for name in ["data", "snap", "new"] {
             there.extend(shown(stack, name)?.map(|view| id(&view)).transpose()?);
         }
         stack.until_exactly_with(&[self.guest.instance], &there).await?;
-        if let Done::Is("new", _) = verb.done {
+        if let Done::New = verb.done {
             is_whole(&self.guest, *there.last().context("it is there")?)?;
         }
         if let Done::Larger = verb.done {
@@ -155,7 +171,7 @@ impl Trial {
             self.ready(verb).await?;
             anew(&mut self.guest.stack, &armed(step, left)).await?;
             self.ask(verb)?;
-            let (of, done) = ((self.data, self.size), verb.done);
+            let (of, done) = ((self.asked, self.size), verb.done);
             let is_done = async |stack: &Stack| is_done(stack, of, done).await;
             self.kills.harm(&mut self.guest.stack, step, &mut left, is_done).await?;
             self.settle(verb).await?;
@@ -171,54 +187,52 @@ impl Trial {
     }
 }
 
-const DELETE: &[&str] = &["volume", "delete", "new", "--wait"];
+/// Of what is there, a volume or a snapshot.
+const DELETE: &[&str] = &["delete", "new", "--wait"];
 const ATTACH: &[&str] = &["volume", "attach", "data", "web", "--wait"];
 
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_each_step_of_what_is_done_to_a_volume() -> Result<()> {
     let guest = Guest::up_as(TWO, &[]).await?;
     let (data, written) = guest.with_data().await?;
-    let mut trial = Trial { guest, kills: Kills::new()?, data, written, size: 1 };
+    let mut trial = Trial { guest, kills: Kills::new()?, data, asked: data, written, size: 1 };
     let noted: &[&str] = &["before-tell-volumes", "before-set-volumes", "before-note-volumes"];
     let made: &[&str] = &["before-volume", "before-create-volume", "before-mark-started"];
     for verb in [
         Verb {
             ask: &["volume", "create", "new", "--size", "1"],
             ready: &[DELETE],
-            done: Done::Is("new", "available"),
+            done: Done::New,
             steps: made,
         },
         Verb {
             ask: &["volume", "create", "new", "--copy-of", "data"],
             ready: &[DELETE],
-            done: Done::Is("new", "available"),
+            done: Done::New,
             steps: &["before-volume"],
         },
         Verb {
             ask: &["snapshot", "create", "web", "new"],
-            ready: &[&["snapshot", "delete", "new", "--wait"]],
-            done: Done::Is("new", "available"),
+            ready: &[DELETE],
+            done: Done::New,
             steps: &["before-volume"],
         },
         Verb {
             ask: &["volume", "delete", "new"],
-            ready: &[
-                &["snapshot", "delete", "new", "--wait"],
-                &["volume", "create", "new", "--size", "1", "--wait"],
-            ],
-            done: Done::Gone("new"),
+            ready: &[DELETE, &["volume", "create", "new", "--size", "1", "--wait"]],
+            done: Done::Gone,
             steps: &["before-bury", "before-drop-record", "before-release", "before-drop-keys"],
         },
         Verb {
             ask: &["volume", "detach", "data"],
             ready: &[ATTACH],
-            done: Done::Is("data", "available"),
+            done: Done::Data("available"),
             steps: noted,
         },
         Verb {
             ask: &["volume", "attach", "data", "web"],
             ready: &[&["volume", "detach", "data", "--wait"]],
-            done: Done::Is("data", "in-use"),
+            done: Done::Data("in-use"),
             steps: noted,
         },
         Verb {
