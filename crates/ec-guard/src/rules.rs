@@ -18,7 +18,7 @@
 //! set would leave every guest mute until it renews its lease.
 
 /// Grows with each change of the rules. An older agent leaves a newer one's alone.
-pub(crate) const VERSION: u32 = 5;
+pub(crate) const VERSION: u32 = 6;
 
 /// What a rule's comment begins with that tells the version.
 pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
@@ -52,12 +52,18 @@ table inet ecompute {
 ";
 
 /// The rules. Offsets in bits: in an ARP packet the sender's address is at 112; in a DHCP packet, from the
-/// UDP header on, the address given at 192, the client's hardware address at 288 and the first option, which
-/// dnsmasq makes the message's type, at 1984; in neighbour discovery the first option at 192.
+/// UDP header on, the address that the client has at 160, the one given at 192, the client's hardware address
+/// at 288 and the first option, which dnsmasq makes the message's type, at 1984; in neighbour discovery the
+/// first option at 192.
+///
+/// Who has an address already and asks for settings alone (DHCPINFORM) is answered as one that is given an
+/// address, and dnsmasq leaves in that answer what the client wrote where that stands. So a client may write
+/// nothing there, and an answer to one that has an address teaches nothing: what is renewed is known, or could
+/// not have been asked for, and after a flush the next sync tells it.
 const RULES: &str = r#"
 table bridge ecompute {
   chain learn {
-    ether type ip udp sport 67 udp dport 68 @th,1984,24 0x350105 oifname . @th,288,48 @own_chaddr update @own_ip4 { oifname . @th,192,32 } comment "ecompute rules VERSION"
+    ether type ip udp sport 67 udp dport 68 @th,1984,24 0x350105 @th,160,32 0 oifname . @th,288,48 @own_chaddr update @own_ip4 { oifname . @th,192,32 } comment "ecompute rules VERSION"
   }
   chain pre {
     iifname @taps goto port
@@ -83,6 +89,7 @@ table bridge ecompute {
     udp dport 68 counter drop
     udp dport 67 ip frag-off & 0x3fff != 0 counter drop
     udp dport 67 iifname . @th,288,48 != @own_chaddr counter drop
+    udp dport 67 @th,192,32 != 0 counter drop
     ip saddr 0.0.0.0 ip daddr 255.255.255.255 udp sport 68 udp dport 67 accept
     ip daddr 169.254.169.254 tcp dport 80 meta mark set iifname map @marks
     iifname . @nh,96,32 @own_ip4 accept

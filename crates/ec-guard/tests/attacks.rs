@@ -363,9 +363,42 @@ while True:
     let _far = Process(child);
     let own = attacker.mac;
     assert_eq!(attacker.sh(&format!("python3 {SCRIPT} ask_far {FAR} {own}")).trim(), "none");
-    let has = sh("nft list set bridge ecompute own_ip4");
-    let hex = |ip: Ipv4Addr| format!("0x{:08x}", u32::from(ip));
-    assert!(has.contains(&hex(a)) && !has.contains(&hex(GATEWAY.parse().unwrap())), "{has}");
+    assert!(has_learnt(a) && !has_learnt(GATEWAY.parse().unwrap()));
+}
+
+/// Whether any port has that address.
+fn has_learnt(ip: Ipv4Addr) -> bool {
+    sh("nft list set bridge ecompute own_ip4").contains(&format!("0x{:08x}", u32::from(ip)))
+}
+
+#[test]
+fn who_asks_for_settings_alone_is_given_no_address() {
+    let _host = Host::new();
+    let (one, two) = (Guest::new(1), Guest::new(2));
+    let guard = Guard::default();
+    // The second is of a network whose addresses are not known to be the host's to give, and may be so later.
+    guard.sync(&want(vec![one.tap(), Tap { pin: Pin::Mac, ..two.tap() }])).unwrap();
+    let inform = |guest: &Guest, ip: Ipv4Addr, given: &str| {
+        guest
+            .sh(&format!("python3 {SCRIPT} inform eth0 {} {ip} {GATEWAY} {given}", guest.mac))
+            .trim()
+            .to_owned()
+    };
+    for guest in [&one, &two] {
+        let ip = guest.dhcp().unwrap();
+        assert_eq!(inform(guest, ip, ""), "answered", "settings are everybody's");
+        // dnsmasq leaves what it was asked with in its answer.
+        let answers: Vec<_> = [GATEWAY, "169.254.169.254"].map(|given| inform(guest, ip, given)).into();
+        for given in [GATEWAY, "169.254.169.254"] {
+            assert!(!has_learnt(given.parse().unwrap()), "{given} by {}: {answers:?}", guest.tap);
+        }
+        assert_eq!(answers.iter().all(|answer| answer == "none"), guest.tap == one.tap, "{answers:?}");
+        // Who says that it has no address is not answered at all.
+        let mac = guest.mac;
+        guest.sh(&format!("python3 {SCRIPT} inform eth0 {mac} 0.0.0.0 255.255.255.255 {GATEWAY}"));
+        assert!(!has_learnt(GATEWAY.parse().unwrap()), "{}", guest.tap);
+        assert!(has_learnt(ip));
+    }
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 dhcp DEVICE MAC [CHADDR]       takes an address as a client does; prints it, or "none"
 release_in_fragments DEVICE MAC CHADDR IP SERVER SERVER_MAC SOURCE   the same, each part too short to tell whose it is
+inform DEVICE MAC IP SERVER [GIVEN]   asks for settings as one that has its address already; prints "answered" or "none"
 ask_far IP PORT                sends what passes for a renewal from port 68, and takes the answer
 bpdu DEVICE MAC                says that it is the root of the spanning tree
 release DEVICE MAC CHADDR IP SERVER   gives an address back
@@ -115,6 +116,24 @@ def ask_far(address, chaddr):
         print("answered")
     except socket.timeout:
         print("none")
+
+
+def inform(device, own, address, server, given="0.0.0.0"):
+    own, address = mac(own), ip(address)
+    body = udp(68, 67, bootp(1, 77, address, ip(given), own, b"\x35\1\x08"))
+    raw = packets(device)
+    raw.settimeout(0.2)
+    raw.send(ether(BROADCAST, own, 0x800, ip4(address, ip(server), 17, body)))
+    end = time.time() + 1
+    while time.time() < end:
+        try:
+            frame = raw.recv(2048)
+        except socket.timeout:
+            continue
+        if frame[12:14] == b"\x08\0" and frame[23] == 17 and frame[34:38] == b"\0\x43\0\x44" and frame[46:50] == b"\0\0\0\x4d":
+            print("answered")
+            return
+    print("none")
 
 
 def bpdu(device, own):
