@@ -54,12 +54,15 @@ table inet ecompute {
 /// The rules. Offsets in bits: in an ARP packet the sender's address is at 112; in a DHCP packet, from the
 /// UDP header on, the address that the client has at 160, the one given at 192, the client's hardware address
 /// at 288 and the first option, which dnsmasq makes the message's type, at 1984; in neighbour discovery the
-/// first option at 192.
+/// address that is spoken of at 64 and the first option at 192.
 ///
 /// Who has an address already and asks for settings alone (DHCPINFORM) is answered as one that is given an
 /// address, and dnsmasq leaves in that answer what the client wrote where that stands. So a client may write
 /// nothing there, and an answer to one that has an address teaches nothing: what is renewed is known, or could
 /// not have been asked for, and after a flush the next sync tells it.
+///
+/// At fe80::a9fe:a9fe cloud-init asks for metadata beside 169.254.169.254, and believes whoever answers first. No host of
+/// ours has that address, and IPv6 addresses are not pinned: so nobody has it, and nobody is asked there.
 const RULES: &str = r#"
 table bridge ecompute {
   chain learn {
@@ -97,6 +100,8 @@ table bridge ecompute {
   }
   chain port_ip6 {
     ip6 daddr . tcp dport @control6 counter drop
+    ip6 saddr fe80::a9fe:a9fe counter drop
+    ip6 daddr fe80::a9fe:a9fe counter drop
     icmpv6 type { nd-router-advert, nd-redirect } counter drop
     icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
     udp sport 547 counter drop
@@ -104,6 +109,7 @@ table bridge ecompute {
     accept
   }
   chain port_nd {
+    @th,64,128 0xfe8000000000000000000000a9fea9fe counter drop
     @th,192,16 { 0x0101, 0x0201 } iifname . @th,208,48 != @own_chaddr counter drop
     accept
   }
@@ -113,6 +119,8 @@ table bridge ecompute {
     ether type arp iifname . arp saddr ether != @own_mac counter drop
     ip daddr . tcp dport @control4 counter drop
     ip6 daddr . tcp dport @control6 counter drop
+    ip6 saddr fe80::a9fe:a9fe counter drop
+    ip6 daddr fe80::a9fe:a9fe counter drop
     icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
     ip daddr 169.254.169.254 tcp dport 80 meta mark set iifname map @marks
   }

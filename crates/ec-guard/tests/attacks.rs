@@ -266,6 +266,10 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
         "arp-mac-of-another",
         "advert-of-another",
         "solicit-of-another",
+        "advert-of-metadata",
+        "solicit-of-metadata",
+        "ip6-of-metadata",
+        "ip6-to-metadata",
         "vlan0",
         "qinq",
     ] {
@@ -464,6 +468,54 @@ fn a_guest_reaches_dhcp_dns_metadata_and_icmp_of_its_host_and_no_control_endpoin
         assert!(left > 0, "the host is answered by its guest");
         thread::sleep(Duration::from_millis(100));
     }
+}
+
+#[test]
+fn no_guest_is_the_metadata_service_of_another_by_ipv6() {
+    const METADATA: &str = "fe80::a9fe:a9fe";
+    let _host = Host::new();
+    let (server, asker) = (Guest::new(1), Guest::new(2));
+    let own = format!("fe80::5000:ff:fe00:{}", server.mac.0[5]);
+    server.sh(&format!("ip -6 addr add {METADATA}/64 dev eth0 nodad"));
+    let _serves = [METADATA, &own].map(|address| {
+        let mut child = Command::new("nsenter")
+            .args([
+                "-t",
+                &server.process.0.id().to_string(),
+                "-n",
+                "python3",
+                SCRIPT,
+                "serve6",
+                "eth0",
+                address,
+            ])
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut String::new()).unwrap();
+        Process(child)
+    });
+    let reaches = |address: &str| {
+        asker.sh("ip -6 neigh flush dev eth0");
+        asker.try_sh(&format!("python3 {SCRIPT} connect6 eth0 {address} 2>/dev/null"))
+    };
+    // Both have to find out first that nobody else has their addresses.
+    let mut left = 20;
+    while !(reaches(METADATA) && reaches(&own)) {
+        left -= 1;
+        assert!(left > 0, "nothing is said about it yet");
+    }
+    // Whichever of the two is held: the other may be anybody's.
+    for guest in [&server, &asker] {
+        for pin in [Pin::Learned, Pin::Mac] {
+            let held = want(vec![Tap { pin, ..guest.tap() }]);
+            Guard::default().sync(&held).unwrap();
+            assert!(!reaches(METADATA), "{pin:?} of {}", guest.tap);
+            assert!(reaches(&own), "{pin:?} of {}", guest.tap);
+            Guard::default().release(&held).unwrap();
+        }
+    }
+    assert!(reaches(METADATA), "nobody is held any more");
 }
 
 #[test]

@@ -8,6 +8,8 @@ bpdu DEVICE MAC                says that it is the root of the spanning tree
 release DEVICE MAC CHADDR IP SERVER   gives an address back
 attack DEVICE MAC IP PEER_MAC PEER_IP GATEWAY   sends one frame of each kind, with its name in it
 connect_tagged DEVICE MAC IP TO TO_MAC PORT   asks for a connection in frames with tags of no VLAN; prints who is answered
+serve6 DEVICE IP               takes connections to port 80 of that IPv6 address
+connect6 DEVICE IP             fails where port 80 there takes no connection
 ping IP [SOURCE]               fails where no echo comes back
 watch DEVICE                   prints the names of the frames that arrive until a second after the end of its input
 """
@@ -150,6 +152,7 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     other, free, raw = mac("52:66:66:66:66:66"), ip("192.168.150.99"), packets(device)
     link = bytes.fromhex("fe800000000000000000000000000001")
     nodes = bytes.fromhex("ff020000000000000000000000000001")
+    metadata = socket.inet_pton(socket.AF_INET6, "fe80::a9fe:a9fe")
 
     def mark(name):
         return b"MARK:" + name.encode() + b";"
@@ -160,9 +163,9 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     def say_arp(name, frame_mac, sender_mac, sender_ip, operation=2):
         raw.send(ether(BROADCAST, frame_mac, 0x806, arp(operation, sender_mac, sender_ip, BROADCAST, peer_ip, mark(name))))
 
-    def icmp6(name, kind, body=b"\0" * 4, before=b"", following=58):
+    def icmp6(name, kind, body=b"\0" * 4, before=b"", following=58, source=link, to=nodes):
         payload = before + struct.pack("!BBH", kind, 0, 0) + body + mark(name)
-        raw.send(ether(b"\x33\x33\0\0\0\1", own, 0x86DD, ip6(link, nodes, following, payload)))
+        raw.send(ether(b"\x33\x33\0\0\0\1", own, 0x86DD, ip6(source, to, following, payload)))
 
     def wrapped(name, tags, inner_kind, inner):
         raw.send(peer_mac + own + tags + struct.pack("!H", inner_kind) + inner + mark(name))
@@ -199,6 +202,11 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     icmp6("redirect", 137, b"\0" * 36)
     icmp6("advert-of-another", 136, b"\x20\0\0\0" + link + b"\2\1" + other)
     icmp6("solicit-of-another", 135, b"\0" * 4 + link + b"\1\1" + other)
+    # The metadata service, as guests ask it by IPv6.
+    icmp6("advert-of-metadata", 136, b"\x20\0\0\0" + metadata + b"\2\1" + own)
+    icmp6("solicit-of-metadata", 135, b"\0" * 4 + metadata)
+    icmp6("ip6-of-metadata", 128, source=metadata)
+    icmp6("ip6-to-metadata", 128, to=metadata)
     # Wrapped: the inner packet is another's.
     inner = ip4(free, peer_ip, 17, udp(1, 2, mark("vlan")))
     wrapped("vlan", b"\x81\0\0\5", 0x800, inner)
@@ -231,6 +239,24 @@ def connect_tagged(device, own, address, to, to_mac, port):
                 answered.append(str(tags))
                 break
     print(" ".join(answered))
+
+
+def serve6(device, address):
+    server = socket.socket(socket.AF_INET6)
+    # Before the interface has that address.
+    server.setsockopt(socket.IPPROTO_IPV6, 78, 1)
+    server.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    server.bind((address, 80, 0, socket.if_nametoindex(device)))
+    server.listen()
+    print("ready", flush=True)
+    while True:
+        server.accept()[0].close()
+
+
+def connect6(device, address):
+    asker = socket.socket(socket.AF_INET6)
+    asker.settimeout(1)
+    asker.connect((address, 80, 0, socket.if_nametoindex(device)))
 
 
 def ping(to, source="0.0.0.0"):
