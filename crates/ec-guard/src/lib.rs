@@ -116,8 +116,9 @@ impl Guard {
         Ok(())
     }
 
-    /// What can be said to a port only once it is there.
+    /// What can be said to a port, or a bridge, only once it is there.
     pub fn settle(&self, want: &Want) {
+        want.bridge.iter().for_each(|bridge| ports::learn_from_what_rules_see(bridge));
         want.taps.iter().for_each(|tap| ports::refuse_bridges(&tap.name));
     }
 

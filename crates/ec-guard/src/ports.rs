@@ -3,7 +3,13 @@
 //! A guest chooses the hardware address and the IP address that it sends from; it does not choose the port
 //! that its frames come in on, nor that port's name and own address, which the host gives.
 
-use std::{collections::HashMap, fs, io, net::Ipv4Addr, os::unix::fs::FileExt, path::Path};
+use std::{
+    collections::HashMap,
+    fs, io,
+    net::Ipv4Addr,
+    os::unix::fs::FileExt,
+    path::{Path, PathBuf},
+};
 
 use ec_model::MacAddr;
 
@@ -40,23 +46,66 @@ pub fn is_tap_of(port: &str, mac: MacAddr) -> bool {
     device_file(port, "address").is_some_and(|text| text.trim().parse() == Ok(MacAddr([0xfe, a, b, c, d, e])))
 }
 
-/// Has the bridge close a port that takes part in its spanning tree, which no rule sees. Nothing happens on
-/// a device that is on no bridge.
+/// Has the bridge close a port that takes part in its spanning tree, and learn nothing from frames that are for
+/// bridges alone: no rule sees either. Nothing happens on a device that is on no bridge.
 pub(crate) fn refuse_bridges(port: &str) {
-    let switch = Path::new("/sys/class/net").join(port).join("brport/bpdu_guard");
-    let is_off = is_plain(port) && fs::read_to_string(&switch).is_ok_and(|value| value.trim() == "0");
-    if is_off && let Err(error) = fs::write(&switch, "1") {
+    if !is_plain(port) {
+        return;
+    }
+    let on_bridge = device_directory(port).join("brport");
+    if let Err(error) = switch_on(&on_bridge.join("bpdu_guard")) {
         tracing::debug!(port, %error, "the port may take part in the bridge's spanning tree");
     }
+    ignore_link_local(port, &on_bridge.join("bridge"));
+}
+
+/// Has a bridge learn nothing from frames that are for bridges alone, LLDP's for example, before any guest is on it: who
+/// sends one from another's hardware address would take over what is sent to that one.
+pub(crate) fn learn_from_what_rules_see(bridge: &str) {
+    if is_plain(bridge) {
+        ignore_link_local(bridge, &device_directory(bridge));
+    }
+}
+
+/// Whether a bridge of this host learns from frames that no rule sees, and cannot be kept from that: by a kernel before
+/// 4.20, or where /sys cannot be written.
+pub fn learns_unseen(bridge: &str) -> bool {
+    exists(bridge) && is_out_of_reach(&device_directory(bridge).join(NO_LINK_LOCAL_LEARN))
+}
+
+/// Below a bridge's own directory.
+const NO_LINK_LOCAL_LEARN: &str = "bridge/no_linklocal_learn";
+
+fn ignore_link_local(device: &str, bridge: &Path) {
+    if let Err(error) = switch_on(&bridge.join(NO_LINK_LOCAL_LEARN)) {
+        tracing::debug!(device, %error, "the bridge learns from frames that no rule sees");
+    }
+}
+
+/// Opening says what writing would; nothing is written.
+fn is_out_of_reach(switch: &Path) -> bool {
+    fs::OpenOptions::new().write(true).open(switch).is_err()
+}
+
+/// One that is not there, or is on already, stays as it is.
+fn switch_on(switch: &Path) -> io::Result<()> {
+    match fs::read_to_string(switch) {
+        Ok(value) if value.trim() == "0" => fs::write(switch, "1"),
+        _ => Ok(()),
+    }
+}
+
+fn device_directory(device: &str) -> PathBuf {
+    Path::new("/sys/class/net").join(device)
 }
 
 /// Whether there is a network device of that name.
 pub fn exists(device: &str) -> bool {
-    is_plain(device) && Path::new("/sys/class/net").join(device).exists()
+    is_plain(device) && device_directory(device).exists()
 }
 
 fn device_file(device: &str, file: &str) -> Option<String> {
-    is_plain(device).then(|| fs::read_to_string(Path::new("/sys/class/net").join(device).join(file)).ok())?
+    is_plain(device).then(|| fs::read_to_string(device_directory(device).join(file)).ok())?
 }
 
 /// Neither a path nor anything that a script would read as its own.
@@ -79,7 +128,7 @@ impl Ports {
         if !is_plain(bridge) {
             return Ok(Self::default());
         }
-        let bridge = Path::new("/sys/class/net").join(bridge);
+        let bridge = device_directory(bridge);
         let table = match fs::File::open(bridge.join("brforward")) {
             Ok(file) => read_table(&file)?,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Self::default()),
@@ -195,6 +244,20 @@ mod tests {
         let table = [entry(other, 1, 0, 0), entry(MAC, 7, 1, 0), entry(MAC, 2, 0, 1), vec![1, 2]].concat();
         assert_eq!(find_port(&table, MAC), Some(0x102));
         assert_eq!(find_port(&table[..32], MAC), None);
+    }
+
+    #[test]
+    fn a_bridge_without_the_switch_cannot_be_kept_from_learning() {
+        let directory = tempfile::tempdir().unwrap();
+        let switch = directory.path().join("no_linklocal_learn");
+        switch_on(&switch).unwrap();
+        assert!(is_out_of_reach(&switch), "an older kernel");
+        fs::write(&switch, "0\n").unwrap();
+        assert!(!is_out_of_reach(&switch));
+        assert_eq!(fs::read_to_string(&switch).unwrap(), "0\n", "it was only asked for");
+        switch_on(&switch).unwrap();
+        assert_eq!(fs::read_to_string(&switch).unwrap(), "1");
+        assert!(!learns_unseen("no-such-bridge") && !learns_unseen("../.."));
     }
 
     #[test]

@@ -308,6 +308,41 @@ fn a_guest_is_no_bridge() {
 }
 
 #[test]
+fn no_bridge_learns_from_a_frame_that_no_rule_sees() {
+    let _host = Host::new();
+    let (attacker, victim) = (Guest::new(1), Guest::new(2));
+    // With it on, as libvirt makes its bridges, the frames of a spanning tree go past the rules, too.
+    sh(&format!("ip link set {BRIDGE} type bridge stp_state 1 forward_delay 0"));
+    // Of a spanning tree, LACP, 802.1X and LLDP; where the victim was seen after each. It may say something in between itself.
+    let claim = |last: &str| {
+        let seen = (0..3).map(|_| {
+            victim.dhcp().unwrap();
+            attacker.sh(&format!("python3 {SCRIPT} to_bridge eth0 {} {last}", victim.mac));
+            ports::Ports::of(BRIDGE).unwrap().get(victim.mac).map(str::to_owned)
+        });
+        seen.collect::<BTreeSet<_>>()
+    };
+    for last in ["00", "02", "03", "0e"] {
+        assert!(claim(last).contains(&Some(attacker.tap.clone())), "{last}: nothing is said about it yet");
+    }
+    let guard = Guard::default();
+    let held = want(vec![attacker.tap(), victim.tap()]);
+    guard.sync(&held).unwrap();
+    for last in ["00", "02", "03", "0e"] {
+        assert_eq!(claim(last), [Some(victim.tap.clone())].into(), "{last}");
+    }
+    // Of a bridge that is somebody else's, as that of second interfaces, the ports tell.
+    let switch = format!("/sys/class/net/{BRIDGE}/bridge/no_linklocal_learn");
+    sh(&format!("echo 0 >{switch}"));
+    guard.settle(&Want { taps: vec![attacker.tap()], ..Want::default() });
+    assert_eq!(sh(&format!("cat {switch}")).trim(), "1");
+    // And of the guests' own it is so before any is there, also after the network was started anew.
+    sh(&format!("echo 0 >{switch}"));
+    guard.sync(&want(vec![])).unwrap();
+    assert_eq!(sh(&format!("cat {switch}")).trim(), "1");
+}
+
+#[test]
 fn nobody_gives_back_or_takes_another_guests_lease() {
     let _host = Host::new();
     let (attacker, victim, late) = (Guest::new(1), Guest::new(2), Guest::new(3));

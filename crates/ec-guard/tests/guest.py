@@ -5,6 +5,7 @@ release_in_fragments DEVICE MAC CHADDR IP SERVER SERVER_MAC SOURCE   the same, e
 inform DEVICE MAC IP SERVER [GIVEN]   asks for settings as one that has its address already; prints "answered" or "none"
 ask_far IP PORT                sends what passes for a renewal from port 68, and takes the answer
 bpdu DEVICE MAC                says that it is the root of the spanning tree
+to_bridge DEVICE MAC LAST       sends a frame that no bridge passes on, to the address of that last octet
 release DEVICE MAC CHADDR IP SERVER   gives an address back
 attack DEVICE MAC IP PEER_MAC PEER_IP GATEWAY   sends one frame of each kind, with its name in it
 connect_tagged DEVICE MAC IP TO TO_MAC PORT   asks for a connection in frames with tags of no VLAN; prints who is answered
@@ -145,6 +146,10 @@ def bpdu(device, own):
     for _ in range(3):
         raw.send(mac("01:80:c2:00:00:00") + mac(own) + struct.pack("!H", len(body)) + body.ljust(46, b"\0"))
         time.sleep(0.1)
+
+
+def to_bridge(device, source, last):
+    packets(device).send(ether(mac("01:80:c2:00:00:" + last), mac(source), 0x88CC, b"\0" * 46))
 
 
 def attack(device, own, address, peer_mac, peer_ip, gateway):
