@@ -111,7 +111,7 @@ impl Guard {
     pub fn sync(&self, want: &Want) -> Result<(), GuardError> {
         // Before the look: who is let in meanwhile stays so.
         self.memory().admitted.clear();
-        self.apply(want, &BTreeSet::new())?;
+        self.apply(want, Goes::WhatIsLongGone)?;
         self.settle(want);
         Ok(())
     }
@@ -149,7 +149,7 @@ impl Guard {
                 Err(error) => return Err(error),
             }
         }
-        self.apply(want, &BTreeSet::new())
+        self.apply(want, Goes::Only(BTreeSet::new()))
     }
 
     fn is_admitted(&self, taps: &[Tap]) -> bool {
@@ -162,7 +162,8 @@ impl Guard {
         if !self.is_loaded() {
             return Ok(());
         }
-        self.apply(&Want::default(), &ports.iter().filter(|port| ports::is_plain(port)).cloned().collect())
+        let gone = ports.iter().filter(|port| ports::is_plain(port)).cloned().collect();
+        self.apply(&Want::default(), Goes::Only(gone))
     }
 
     /// Takes away what was said of these guests, their bridge and these endpoints. The tables stay for others.
@@ -182,7 +183,7 @@ impl Guard {
         Err(GuardError::Refused(refused.unwrap_or_default()))
     }
 
-    fn apply(&self, want: &Want, gone: &BTreeSet<String>) -> Result<(), GuardError> {
+    fn apply(&self, want: &Want, goes: Goes) -> Result<(), GuardError> {
         let mut want = want.clone();
         want.taps = plain(&want.taps);
         want.bridge = want.bridge.filter(|bridge| ports::is_plain(bridge));
@@ -190,8 +191,10 @@ impl Guard {
         for _ in 0..ATTEMPTS {
             let have = list()?;
             let mut memory = self.memory();
-            let mut gone = gone.clone();
-            gone.extend(memory.long_gone(&have, &want, Instant::now(), device));
+            let gone = match &goes {
+                Goes::Only(ports) => ports.clone(),
+                Goes::WhatIsLongGone => memory.long_gone(&have, &want, Instant::now(), device),
+            };
             let load = memory.must_load(&have);
             let mut script = if load { rules::load() } else { String::new() };
             script.push_str(&plan::elements(&have, &want, &gone));
@@ -217,6 +220,15 @@ impl Guard {
         }
         Err(GuardError::Refused(refused.unwrap_or_default()))
     }
+}
+
+/// Of which ports and bridges everything goes.
+enum Goes {
+    /// Of these.
+    Only(BTreeSet<String>),
+    /// Of those that nobody has any more. Only whoever wants all of an agent's guests at once can tell: to
+    /// anybody else all others look so.
+    WhatIsLongGone,
 }
 
 impl Memory {

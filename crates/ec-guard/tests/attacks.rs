@@ -639,6 +639,24 @@ fn whatever_others_do_to_the_tables_comes_back_and_running_guests_keep_their_add
 }
 
 #[test]
+fn who_lets_a_guest_in_or_forgets_one_says_nothing_of_others() {
+    let _host = Host::new();
+    let (gone, other) = (Guest::new(1), Guest::plug(MacAddr([0x52, 0, 0, 0, 0, 2]), "vnet7".into()));
+    let guard = Guard::default();
+    guard.sync(&want(vec![gone.tap(), other.tap()])).unwrap();
+    let has = |port: &str| sh("nft list table bridge ecompute").contains(port);
+    // Whoever looks at all guests knows whose it is now, and that it is not there for good.
+    sh("ip link set vnet7 address fe:54:00:aa:bb:cc");
+    guard.dismiss(std::slice::from_ref(&gone.tap)).unwrap();
+    assert!(!has(&gone.tap) && has("vnet7"));
+    // Also where it has to make the rules first.
+    Guard::default().admit(&want(vec![gone.tap()])).unwrap();
+    assert!(has(&gone.tap) && has("vnet7"));
+    guard.sync(&want(vec![gone.tap()])).unwrap();
+    assert!(has(&gone.tap) && !has("vnet7"));
+}
+
+#[test]
 fn where_rules_cannot_be_it_says_why() {
     Guard::probe().unwrap();
     let output = run(
