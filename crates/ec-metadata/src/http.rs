@@ -27,6 +27,8 @@ const CONNECTIONS_PER_GUEST: usize = 8;
 const HEAD_TIMEOUT: Duration = Duration::from_secs(5);
 /// A guest that reads slowly is cut off too.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
+/// More than a guest asks at its start; who goes on has to ask for a place again.
+const QUESTIONS_MAX: usize = 64;
 /// Nobody else is let in meanwhile: a program that never tells who asks is not waited for.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
 /// The least that hyper takes; a request of ours has a few hundred bytes.
@@ -54,6 +56,7 @@ pub(crate) async fn run(
         head_bytes: HEAD_MAX,
         headers: Some(HEADERS_MAX),
         connection: CONNECTION_TIMEOUT,
+        questions: Some(QUESTIONS_MAX),
         stalled: CONNECTION_TIMEOUT,
         // Who says that nothing more will come still waits for the answer.
         half_close: true,

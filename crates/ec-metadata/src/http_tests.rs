@@ -149,6 +149,27 @@ async fn who_says_nothing_is_cut_off_and_its_connections_are_bounded() {
 }
 
 #[tokio::test]
+async fn a_connection_ends_after_so_many_questions() {
+    let (address, ..) = server().await;
+    let mut stream = TcpStream::connect(address).await.unwrap();
+    let mut answers = Vec::new();
+    let mut part = [0; 4096];
+    let asked = loop {
+        // It was told in the answer before.
+        let _ = stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await;
+        match timeout(HEAD_TIMEOUT / 2, stream.read(&mut part)).await.expect("it answers or ends") {
+            Ok(length @ 1..) => answers.push(String::from_utf8_lossy(&part[..length]).into_owned()),
+            _ => break answers.len(),
+        }
+        assert!(answers.len() <= QUESTIONS_MAX, "it goes on for ever");
+    };
+    assert_eq!(asked, QUESTIONS_MAX);
+    let says_so = |answer: &&String| answer.contains("connection: close");
+    assert_eq!(answers.iter().filter(says_so).count(), 1);
+    assert!(says_so(&answers.last().unwrap()));
+}
+
+#[tokio::test]
 async fn a_body_that_nobody_asked_for_is_not_read() {
     let (address, ..) = server().await;
     let request = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 99999999999\r\n\r\nxxxx";

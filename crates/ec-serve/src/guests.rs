@@ -1,9 +1,11 @@
 //! Who is connected: so many at a time as there are files for, and nobody with more than a share of them.
 //!
 //! Where there is no place left, a connection on which nothing is being answered makes room for a new one: those
-//! that say nothing cannot keep out those that ask, and neither can those that never come to the end of a question.
+//! that say nothing cannot keep out those that ask, and neither can those that never come to the end of a question, nor
+//! a few that ask again and again, each within its share.
 
 use std::{
+    cmp::Reverse,
     collections::{BTreeMap, HashMap},
     hash::Hash,
     io::{self, IoSlice},
@@ -76,14 +78,22 @@ impl Activity {
     /// keep others out for as long as it likes.
     fn note_read(&self) {
         let is_first = !self.spoke.swap(true, Ordering::Relaxed);
-        if is_first || self.asked.load(Ordering::Relaxed) {
+        if is_first || self.is_asked() {
             self.touch();
         }
     }
 
+    fn is_asked(&self) -> bool {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    fn is_answering(&self) -> bool {
+        self.answering.load(Ordering::Relaxed)
+    }
+
     fn may_go(&self) -> bool {
         let last = self.born + Duration::from_millis(self.last.load(Ordering::Relaxed));
-        !self.answering.load(Ordering::Relaxed) && (!self.has_spoken() || last.elapsed() > RECENT)
+        !self.is_answering() && (!self.has_spoken() || last.elapsed() > RECENT)
     }
 }
 
@@ -140,7 +150,9 @@ impl<K: Eq + Hash + Clone> Guests<K> {
             // Of whoever has the most.
             let greediest =
                 book.shares.iter().max_by_key(|(_, count)| **count).map(|(share, _)| share.clone());
-            book.make_room(greediest.as_ref()).or_else(|| book.make_room(None))?;
+            book.make_room(greediest.as_ref())
+                .or_else(|| book.make_room(None))
+                .or_else(|| book.level(&share, self.most))?;
         }
         let (number, activity, close) = (book.next, Arc::new(Activity::new()), CancellationToken::new());
         book.next += 1;
@@ -172,6 +184,24 @@ impl<K: Eq + Hash> Book<K> {
                 of_share.find(|(_, entry)| entry.activity.has_spoken() == spoke && entry.activity.may_go());
             found.map(|(number, _)| *number)
         })?;
+        self.remove(number)?.close.cancel();
+        Some(())
+    }
+
+    /// For a share that has less than its part of all places, ends a connection of one that has more, however lately
+    /// that was used: of whoever has the most the oldest, and none of which a question is under way while there are
+    /// others.
+    fn level(&mut self, share: &K, most: usize) -> Option<()> {
+        let own = self.shares.get(share).copied().unwrap_or(0);
+        let part = most / (self.shares.len() + usize::from(own == 0));
+        if own >= part {
+            return None;
+        }
+        let counted = self.entries.iter().map(|(number, entry)| (number, entry, self.shares[&entry.share]));
+        let may_go = counted.filter(|(_, entry, count)| *count > part && !entry.activity.is_answering());
+        let (number, ..) = may_go
+            .min_by_key(|(number, entry, count)| (entry.activity.is_asked(), Reverse(*count), **number))?;
+        let number = *number;
         self.remove(number)?.close.cancel();
         Some(())
     }
@@ -320,6 +350,39 @@ mod tests {
         sleep(RECENT * 2).await;
         assert!(guests.admit(3).is_some());
         assert!(one.close.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_asks_again_and_again_keeps_nobody_out_that_has_less_than_its_part() {
+        let guests = Guests::new(256, 8);
+        let greedy: Vec<Place<i32>> = (0..256).map(|number| guests.admit(number % 32).unwrap()).collect();
+        for (number, place) in greedy.iter().enumerate() {
+            place.activity.note_read();
+            place.activity.set_asked(number < 64);
+        }
+        let gone = || greedy.iter().filter(|place| place.close.is_cancelled()).count();
+        assert!(guests.admit(0).is_none(), "its share");
+        // A 33rd of the places is seven.
+        let begin = |share| {
+            let place = guests.admit(share).unwrap();
+            place.activity.note_read();
+            place
+        };
+        let _late: Vec<Place<i32>> = (0..7).map(|_| begin(32)).collect();
+        assert!(guests.admit(32).is_none(), "it has its part");
+        assert_eq!(gone(), 7);
+        assert!(
+            greedy[64..71].iter().all(|place| place.close.is_cancelled()),
+            "the oldest that are not being answered"
+        );
+        assert!(guests.admit(0).is_none(), "who made room has its part, too");
+        // One whose body is awaited is the last to go.
+        greedy[71..].iter().for_each(|place| place.activity.asked.store(true, Ordering::Relaxed));
+        greedy[200].activity.asked.store(false, Ordering::Relaxed);
+        let _another = begin(33);
+        assert!(greedy[200].close.is_cancelled() && gone() == 8);
+        greedy.iter().for_each(|place| place.activity.set_answering(true));
+        assert!(guests.admit(34).is_none(), "all that could go are being answered");
     }
 
     #[tokio::test(start_paused = true)]

@@ -18,12 +18,27 @@ pub mod tickets;
 mod tls;
 
 use std::{
-    convert::Infallible, future::Future, hash::Hash, net::SocketAddr, pin::pin, sync::Arc, time::Duration,
+    convert::Infallible,
+    future::Future,
+    hash::Hash,
+    net::SocketAddr,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
 };
 
 use bytes::Bytes;
 use http_body_util::Full;
-use hyper::{Request, Response, body::Incoming, http::Extensions, service::service_fn};
+use hyper::{
+    Request, Response,
+    body::Incoming,
+    header::{CONNECTION, HeaderValue},
+    http::Extensions,
+    service::service_fn,
+};
 use hyper_util::{
     rt::{TokioExecutor, TokioIo, TokioTimer},
     server::conn::auto::Builder,
@@ -69,6 +84,8 @@ pub struct Bounds {
     pub headers: Option<usize>,
     /// The whole connection; [`Duration::MAX`] for as long as it is used.
     pub connection: Duration,
+    /// The questions of a connection, whose place others get then; none: as many as come.
+    pub questions: Option<usize>,
     /// A peer may take nothing of an answer for so long.
     pub stalled: Duration,
     /// Whether who closes its half after a question still gets the answer.
@@ -208,15 +225,20 @@ impl<S: Serves> Connection<S> {
         let (first, activity) = (asked.clone(), Arc::clone(&place.activity));
         let handover = Handover::default();
         let in_requests = handover.clone();
+        let (most, so_far) = (bounds.questions, AtomicUsize::new(0));
         let answers = service_fn(move |mut request: Request<Incoming>| {
             first.cancel();
             activity.set_asked(true);
             request.extensions_mut().insert(Arc::clone(&activity));
             request.extensions_mut().insert(in_requests.clone());
             request.extensions_mut().extend(known.clone());
+            let is_last = most.is_some_and(|most| so_far.fetch_add(1, Ordering::Relaxed) + 1 >= most);
             let (service, caller, activity) = (Arc::clone(&service), caller.clone(), Arc::clone(&activity));
             async move {
-                let answer = service.answer(caller, request).await;
+                let mut answer = service.answer(caller, request).await;
+                if is_last {
+                    answer.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+                }
                 activity.set_asked(false);
                 Ok::<_, Infallible>(answer)
             }

@@ -32,6 +32,7 @@ const BOUNDS: Bounds = Bounds {
     head_bytes: 16 << 10,
     headers: Some(64),
     connection: Duration::MAX,
+    questions: None,
     // Who passes an image on to a store far away takes nothing while 16 MiB are on their way there.
     stalled: Duration::from_secs(60),
     half_close: false,

@@ -40,6 +40,7 @@ fn bounds(files: usize) -> Bounds {
         head_bytes: 80 << 10,
         headers: None,
         connection: Duration::MAX,
+        questions: None,
         stalled: Duration::from_secs(20),
         half_close: false,
     }
