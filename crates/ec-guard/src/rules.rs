@@ -54,7 +54,8 @@ table inet ecompute {
 /// The rules. Offsets in bits: in an ARP packet the sender's address is at 112; in a DHCP packet, from the
 /// UDP header on, the address that the client has at 160, the one given at 192, the client's hardware address
 /// at 288 and the first option, which dnsmasq makes the message's type, at 1984; in neighbour discovery the
-/// address that is spoken of at 64 and the first option at 192.
+/// address that is spoken of at 64, the first option at 192, the second at 256 and a third at 320. What a packet is too
+/// short for matches nothing, `!=` included.
 ///
 /// Who has an address already and asks for settings alone (DHCPINFORM) is answered as one that is given an
 /// address, and dnsmasq leaves in that answer what the client wrote where that stands. So a client may write
@@ -63,6 +64,10 @@ table inet ecompute {
 ///
 /// At fe80::a9fe:a9fe cloud-init asks for metadata beside 169.254.169.254, and believes whoever answers first. No host of
 /// ours has that address, and IPv6 addresses are not pinned: so nobody has it, and nobody is asked there.
+///
+/// Systems look for a hardware address among all options of neighbour discovery, and rules only at places: so there are
+/// two options at most, of eight bytes each, and nothing but hardware addresses and the nonce of who looks whether its
+/// address is free.
 const RULES: &str = r#"
 table bridge ecompute {
   chain learn {
@@ -110,7 +115,11 @@ table bridge ecompute {
   }
   chain port_nd {
     @th,64,128 0xfe8000000000000000000000a9fea9fe counter drop
+    @th,192,16 != { 0x0101, 0x0201, 0x0e01 } counter drop
+    @th,256,16 != { 0x0101, 0x0201, 0x0e01 } counter drop
+    @th,320,8 >= 0 counter drop
     @th,192,16 { 0x0101, 0x0201 } iifname . @th,208,48 != @own_chaddr counter drop
+    @th,256,16 { 0x0101, 0x0201 } iifname . @th,272,48 != @own_chaddr counter drop
     accept
   }
   chain port_mac {

@@ -234,7 +234,8 @@ fn a_guest_sends_as_itself_or_not_at_all() {
     let (a, v) = (attacker.dhcp().unwrap(), victim.dhcp().unwrap());
     assert!(attacker.pings(&v.to_string()) && attacker.pings(GATEWAY) && attacker.pings(FAR));
     let seen = Host::seen(&attacker, a, &victim, v);
-    let allowed = ["ok-arp", "ok-arp-probe", "ok-ns", "ok-rarp", "ok-udp"];
+    let neighbours = ["ok-na", "ok-na-bare", "ok-ns", "ok-ns-both", "ok-ns-nonce"];
+    let allowed = [&["ok-arp", "ok-arp-probe"], &neighbours[..], &["ok-rarp", "ok-udp"]].concat();
     assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), allowed);
 
     // The host's own memory of the victim stays right while the attacker claims its address.
@@ -266,6 +267,11 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
         "arp-mac-of-another",
         "advert-of-another",
         "solicit-of-another",
+        "advert-of-another-second",
+        "solicit-of-another-second",
+        "advert-of-another-third",
+        "advert-of-another-longer",
+        "advert-of-another-unknown",
         "advert-of-metadata",
         "solicit-of-metadata",
         "ip6-of-metadata",
@@ -275,7 +281,7 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
     ] {
         assert!(!seen.contains(name), "{name}: {seen:?}");
     }
-    for name in ["ok-udp", "ok-arp", "ip-free", "ok-ns", "router-advert"] {
+    for name in ["ok-udp", "ok-arp", "ip-free", "ok-ns", "ok-ns-both", "ok-na-bare", "router-advert"] {
         assert!(seen.contains(name), "{name}: {seen:?}");
     }
     assert!(attacker.pings(GATEWAY) && !attacker.connects(FAR, 2379) && attacker.connects(FAR, 8080));

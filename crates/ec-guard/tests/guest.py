@@ -168,9 +168,22 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     def say_arp(name, frame_mac, sender_mac, sender_ip, operation=2):
         raw.send(ether(BROADCAST, frame_mac, 0x806, arp(operation, sender_mac, sender_ip, BROADCAST, peer_ip, mark(name))))
 
+    def checked(message, source, to):
+        # Bridges pass on nothing with options before it that is wrong.
+        pseudo = source + to + struct.pack("!II", len(message), 58)
+        return message[:2] + struct.pack("!H", checksum(pseudo + message)) + message[4:]
+
     def icmp6(name, kind, body=b"\0" * 4, before=b"", following=58, source=link, to=nodes):
-        payload = before + struct.pack("!BBH", kind, 0, 0) + body + mark(name)
+        payload = before + checked(struct.pack("!BBH", kind, 0, 0) + body + mark(name), source, to)
         raw.send(ether(b"\x33\x33\0\0\0\1", own, 0x86DD, ip6(source, to, following, payload)))
+
+    def neighbour(name, kind, about, *options):
+        # Its name is in an option of the packet, since behind the message it would be one of the message itself.
+        padding = mark(name).ljust(36, b"\0")
+        before = b"\x3a\4" + struct.pack("!BB", 1, len(padding)) + padding
+        message = struct.pack("!BBHI", kind, 0, 0, 0x20000000 if kind == 136 else 0) + about + b"".join(options)
+        payload = before + checked(message, link, nodes)
+        raw.send(ether(b"\x33\x33\0\0\0\1", own, 0x86DD, ip6(link, nodes, 0, payload)))
 
     def wrapped(name, tags, inner_kind, inner):
         raw.send(peer_mac + own + tags + struct.pack("!H", inner_kind) + inner + mark(name))
@@ -179,7 +192,13 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     talk("ok-udp", own, address)
     say_arp("ok-arp", own, own, address, 1)
     say_arp("ok-arp-probe", own, own, ANY, 1)
-    icmp6("ok-ns", 135, b"\0" * 4 + nodes + b"\1\1" + own)
+    nonce = b"\x0e\1\1\2\3\4\5\6"
+    neighbour("ok-ns", 135, link, b"\1\1" + own)
+    # As whoever looks whether an address is free, and whoever asks with both.
+    neighbour("ok-ns-nonce", 135, link, nonce)
+    neighbour("ok-ns-both", 135, link, b"\1\1" + own, nonce)
+    neighbour("ok-na", 136, link, b"\2\1" + own)
+    neighbour("ok-na-bare", 136, link)
     raw.send(ether(BROADCAST, own, 0x8035, mark("ok-rarp")))
     # Another's hardware address.
     talk("mac-of-another", other, address)
@@ -205,11 +224,16 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     icmp6("router-advert", 134, b"\0" * 12)
     icmp6("router-advert-behind-options", 134, b"\0" * 12, before=b"\x3a\0" + b"\1\4\0\0\0\0", following=0)
     icmp6("redirect", 137, b"\0" * 36)
-    icmp6("advert-of-another", 136, b"\x20\0\0\0" + link + b"\2\1" + other)
-    icmp6("solicit-of-another", 135, b"\0" * 4 + link + b"\1\1" + other)
+    neighbour("advert-of-another", 136, link, b"\2\1" + other)
+    neighbour("solicit-of-another", 135, link, b"\1\1" + other)
+    neighbour("advert-of-another-second", 136, link, nonce, b"\2\1" + other)
+    neighbour("solicit-of-another-second", 135, link, b"\1\1" + own, b"\1\1" + other)
+    neighbour("advert-of-another-third", 136, link, nonce, nonce, b"\2\1" + other)
+    neighbour("advert-of-another-longer", 136, link, b"\x0e\2" + b"\0" * 14, b"\2\1" + other)
+    neighbour("advert-of-another-unknown", 136, link, b"\xfd\1" + b"\0" * 6, b"\2\1" + other)
     # The metadata service, as guests ask it by IPv6.
-    icmp6("advert-of-metadata", 136, b"\x20\0\0\0" + metadata + b"\2\1" + own)
-    icmp6("solicit-of-metadata", 135, b"\0" * 4 + metadata)
+    neighbour("advert-of-metadata", 136, metadata, b"\2\1" + own)
+    neighbour("solicit-of-metadata", 135, metadata)
     icmp6("ip6-of-metadata", 128, source=metadata)
     icmp6("ip6-to-metadata", 128, to=metadata)
     # Wrapped: the inner packet is another's.
