@@ -398,7 +398,8 @@ async fn guests(settings: &Settings) -> Found {
 
 /// Of the bridges of guests one that cannot be kept from learning what rules do not see. That there is none is told elsewhere.
 async fn deceivable(settings: &Settings) -> Option<String> {
-    let own = hypervisor(settings).ok()?.probe_network().await.ok().flatten();
+    let network = async { hypervisor(settings).ok()?.probe_network().await.ok().flatten() };
+    let own = tokio::time::timeout(PROBE_TIMEOUT, network).await.ok().flatten();
     own.into_iter().chain(settings.bridge.clone()).find(|bridge| learns_unseen(bridge))
 }
 
