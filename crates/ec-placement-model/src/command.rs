@@ -181,11 +181,12 @@ pub fn decide(draft: &mut Draft<'_>, command: &Command, now: Seconds) -> Result<
     let before = draft.savepoint();
     draft.take_trouble();
     let result = dispatch(draft, command, now);
-    // Whatever was decided: it stands on a record of which nothing is known.
-    let result = match draft.take_trouble() {
-        Some(why) => Err(ModelError::Unreadable(why)),
-        None => result,
-    };
+    // Whatever was decided: it stands on a record of which nothing is known, its revision neither. So no comparison of
+    // it would hold, and those that are written together with it would never be.
+    if let Some(why) = draft.take_trouble() {
+        draft.forget(before);
+        return Err(ModelError::Unreadable(why));
+    }
     if result.is_err() {
         draft.roll_back(before);
     }

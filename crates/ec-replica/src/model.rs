@@ -100,7 +100,8 @@ pub trait Commands: Model {
     /// No changes yet.
     fn draft(state: &Self::State) -> Self::Draft<'_>;
 
-    /// Carries a command out on a draft. Refused, it leaves no change there; what was looked at stays.
+    /// Carries a command out on a draft. Refused, it leaves no change there; what was looked at stays, but where it is
+    /// refused for a record whose revision the state does not know: nothing that is written could stand on that.
     ///
     /// # Errors
     /// Why it is refused.

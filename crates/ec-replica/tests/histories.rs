@@ -277,6 +277,30 @@ async fn what_cannot_be_read_costs_what_stands_on_it() {
     world.replicas[1].write(Command::Give(project(2), "a".into())).await.unwrap_err();
 }
 
+/// What stands on a record of which the state knows no revision never passes. Those that it shares a batch with do.
+#[tokio::test(start_paused = true)]
+async fn what_never_passes_takes_nothing_with_it() {
+    let world = World::new(0);
+    for number in 0..PROJECTS {
+        limit(&world, number, 10).await;
+    }
+    let replica = &world.replicas[1];
+    replica.fresh().await.unwrap();
+    world.store.txn(ec_store::Txn::new().put("/q/limits/hidden", quota::HIDDEN)).await.unwrap();
+    replica.fresh().await.unwrap();
+    let began = Instant::now();
+    let take = async |number| {
+        replica.write(Command::Take(project(number), "a".into(), 3)).await.unwrap();
+        began.elapsed()
+    };
+    // They meet in one batch.
+    let never = replica.write(Command::Limit("hidden".into(), 10));
+    let (first, never, second) = tokio::join!(take(0), never, take(1));
+    let told = matches!(&never, Err(WriteError::Unavailable(why)) if why.0.contains("nothing was done"));
+    assert!(told, "{never:?}");
+    assert!(first.max(second) < Duration::from_secs(1), "they took {first:?} and {second:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn an_epoch_that_somebody_put_by_hand_keeps_nobody_from_writing() {
     let store = MemoryStore::new();

@@ -13,6 +13,10 @@
 //!             └─ Pause ◀───┘ failed       └─ nothing to write, and known to be so: answer
 //! ```
 //!
+//! **What cannot be.** Where the view is up to date and nothing of what a transaction stands on has changed, it cannot
+//! fail for others. If it does all the same, one of its commands stands on what is in etcd otherwise than the view
+//! knows: halves are tried, so that this one takes no other with it. Alone with it, all is read anew, once.
+//!
 //! **Doubt.** An attempt whose answer was lost may have happened, may happen yet, or never. It is kept, with its
 //! answers, and the same commands are tried again; every attempt writes, or stands on, the same records, so that at
 //! most one of them ever happens. After each catching up the ids of the attempts are looked for among the
@@ -192,6 +196,8 @@ pub(super) struct Batch<O, R> {
     pause: Duration,
     conflicts: u32,
     untold: u32,
+    /// Whether all was read anew for that.
+    distrusted: bool,
     /// What the last transaction that met another's stood on.
     stood_on: Vec<Compare>,
     /// Whether the view has been brought up to date since the newest of these commands came in.
@@ -217,6 +223,7 @@ impl<O: Debug, R: Debug> Batch<O, R> {
             pause: PAUSE,
             conflicts: 0,
             untold: 0,
+            distrusted: false,
             stood_on: Vec::new(),
             fresh: false,
             catch_up: known.is_none(),
@@ -364,12 +371,28 @@ impl<O: Debug, R: Debug> Batch<O, R> {
         self.conflicts += 1;
         self.obstacle = Obstacle::Contention(self.conflicts);
         self.catch_up = true;
-        // Up to date, and all is as it was: so it cannot fail, but it does.
-        self.untold = if self.fresh && stood_on == self.stood_on { self.untold + 1 } else { 0 };
+        // Up to date, and all is as it was: so it cannot fail, but it does. A half stands on nothing else than the whole
+        // did; and that others moved the clock on is nothing that a transaction fails for.
+        let is_known = |one| matches!(one, &Compare::NotBefore(..)) || self.stood_on.contains(one);
+        let as_it_was = self.fresh && !self.stood_on.is_empty() && stood_on.iter().all(is_known);
+        self.untold = if as_it_was { self.untold + 1 } else { 0 };
         self.stood_on = stood_on;
         let distrust = self.untold >= UNTOLD;
+        if distrust && self.doubtful.is_empty() {
+            if self.size > 1 {
+                tracing::warn!(size = self.size, "a transaction failed that could not; trying half of it");
+                self.size /= 2;
+                return self.begin(now);
+            }
+            if self.distrusted {
+                return self.fail(Unavailable(
+                    "what it stands on is in etcd otherwise than all that was read anew; nothing was done"
+                        .into(),
+                ));
+            }
+        }
         if distrust {
-            self.untold = 0;
+            (self.untold, self.distrusted) = (0, true);
         }
         let ask_for_turn =
             self.conflicts >= TURN_CONFLICTS && now.saturating_duration_since(self.began) >= TURN_AFTER;

@@ -51,6 +51,9 @@ impl State {
     }
 }
 
+/// A record that says this is there, and the state knows nothing of it: not even its revision.
+pub(crate) const HIDDEN: &str = "hidden";
+
 /// Where it lies.
 #[derive(Debug, Clone)]
 pub(crate) struct Quota(pub(crate) Prefix);
@@ -84,6 +87,9 @@ impl Model for Quota {
     fn read(&self, pair: &KeyValue) -> Reading<Change> {
         let Some(key) = self.key_of(&pair.key) else { return Reading::Foreign };
         let text = String::from_utf8_lossy(&pair.value);
+        if text == HIDDEN {
+            return Reading::Sound(Vec::new());
+        }
         match text.parse() {
             Ok(number) => Reading::Sound(vec![Change { key, stored: Some((number, pair.mod_revision)) }]),
             // Nobody may take what cannot be read: such a limit is none, and such a take everything.

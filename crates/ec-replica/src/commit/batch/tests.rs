@@ -183,6 +183,55 @@ fn conflicts_that_cannot_be_make_the_view_read_anew_and_those_that_do_not_end_as
 }
 
 #[test]
+fn what_can_never_pass_is_halved_down_to_it_and_then_read_anew_once() {
+    let mut bench = Bench::new(4);
+    bench.begin(5);
+    let met = |bench: &mut Bench, times| {
+        for _ in 0..times {
+            let action = bench.step(answered(false));
+            bench.send(action, 5);
+        }
+    };
+    met(&mut bench, UNTOLD);
+    assert_eq!(bench.batch.size(), 4);
+    for size in [2, 1] {
+        met(&mut bench, 1);
+        assert_eq!(bench.batch.size(), size, "what it stands on was known, and met nobody");
+    }
+    let action = bench.step(answered(false));
+    assert!(matches!(action, Action::Resist(Resistance { distrust: true, .. })), "{action:?}");
+    bench.send(action, 5);
+    met(&mut bench, UNTOLD - 1);
+    let action = bench.step(answered(false));
+    assert!(why(&action).contains("nothing was done"), "{action:?}");
+    assert!(matches!(action, Action::Fail(Failed { who: Who::First(1), contention: false, .. })));
+}
+
+#[test]
+fn who_meets_others_is_not_halved() {
+    let mut bench = Bench::new(4);
+    bench.begin(1);
+    for revision in 2..20 {
+        let action = bench.step(answered(false));
+        bench.send(action, revision);
+        assert_eq!(bench.batch.size(), 4);
+    }
+}
+
+#[test]
+fn what_is_in_doubt_is_not_halved_whatever_it_meets() {
+    let mut bench = Bench::new(2);
+    bench.begin(5);
+    let action = bench.step(lost());
+    bench.send(action, 5);
+    for _ in 0..3 * UNTOLD {
+        let action = bench.step(answered(false));
+        bench.send(action, 5);
+        assert_eq!(bench.batch.size(), 2);
+    }
+}
+
+#[test]
 fn what_etcd_does_not_take_is_halved_down_to_the_one_that_is_too_much() {
     let mut bench = Bench::new(4);
     bench.begin(5);
