@@ -4,7 +4,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_placement_model::{Command, ConsumerWrite, ExpectedGeneration, Inventory, ModelError, intern};
+use ec_placement_model::{
+    Command, ConsumerWrite, ExpectedGeneration, Inventory, ModelError, intern,
+    search::{BUDGET, Group, Options, ProviderFilter, Query, providers, search},
+};
 use ec_runtime::Host;
 use ec_store::{MemoryStore, Store, Txn};
 use placement::store::{Keys, Limits, Replica, WriteError};
@@ -73,5 +76,44 @@ async fn a_claim_on_what_cannot_be_read_takes_no_other_with_it() {
         assert!(done.is_ok(), "{done:?}");
         assert!(began.elapsed() < Duration::from_secs(1), "it took {:?}", began.elapsed());
         assert_eq!(replica.metrics().conflicts.get(), conflicts, "nobody else was there");
+    }
+}
+
+/// Who is offered for one VCPU, and who is listed.
+fn offered(replica: &Replica) -> (Vec<Uuid>, Vec<Uuid>) {
+    let group = Group { resources: vec![(intern("VCPU"), 1)], ..Group::default() };
+    let query = Query { groups: vec![group], ..Query::default() };
+    replica.peek(|state| {
+        let listed = providers(state, &ProviderFilter::default()).unwrap();
+        (
+            search(state, &query, Options::default(), BUDGET).unwrap().providers,
+            listed.into_iter().map(|slot| state.node(slot).uuid).collect(),
+        )
+    })
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_cannot_be_read_is_offered_to_nobody_until_it_is_mended() {
+    for spoilt in [generation(1), record(1)] {
+        for nested in [false, true] {
+            let store = MemoryStore::new();
+            let replica = hosts(&store, &[1, 2]).await;
+            if nested {
+                // Then several may serve it together.
+                let child =
+                    Command::CreateProvider { uuid: host(3), name: "c".into(), parent: Some(host(2)) };
+                replica.write(child).await.unwrap();
+            }
+            let whole = store.content(&spoilt).pairs[0].value.clone();
+            let known = offered(&replica);
+            assert!(known.0.contains(&host(1)) && known.1.contains(&host(1)), "{known:?}");
+            by_hand(&store, &replica, Txn::new().put(spoilt.clone(), "x")).await;
+            let (candidates, listed) = offered(&replica);
+            assert!(candidates.contains(&host(2)) && listed.contains(&host(2)), "{candidates:?}, {listed:?}");
+            assert!(!candidates.contains(&host(1)), "{spoilt} of {candidates:?}");
+            assert!(!listed.contains(&host(1)), "{spoilt} of {listed:?}");
+            by_hand(&store, &replica, Txn::new().put(spoilt.clone(), whole)).await;
+            assert_eq!(offered(&replica), known);
+        }
     }
 }

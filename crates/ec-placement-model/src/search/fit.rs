@@ -3,7 +3,7 @@
 use uuid::Uuid;
 
 use super::{Budget, Group, SearchError};
-use crate::{Node, Provider, SHARING, Slot, State};
+use crate::{Key, Node, Provider, SHARING, Slot, State};
 
 /// A group, ready to be held against providers.
 pub(super) struct Fit<'a> {
@@ -155,7 +155,9 @@ impl<'a> Fit<'a> {
 
     fn has_room(&self, node: &Node, provider: &Provider, index: usize) -> bool {
         let (class, amount) = &self.group.resources[index];
-        has_room(node, provider, class, *amount)
+        // Of what cannot be read nothing can be claimed.
+        self.state.trouble_with(&Key::Provider(node.uuid)).is_none()
+            && has_room(node, provider, class, *amount)
     }
 
     pub(super) fn is_member(&self, node: &Node) -> bool {

@@ -7,7 +7,7 @@ use super::{
     fit::{has_room, has_traits, in_any, is_member},
     known_class, known_trait,
 };
-use crate::{Name, Slot, State};
+use crate::{Key, Name, Slot, State};
 
 /// Which providers are wanted.
 #[derive(Debug, Clone, Default)]
@@ -60,7 +60,9 @@ pub fn providers(state: &State, filter: &ProviderFilter) -> Result<Vec<Slot>, Se
     let wanted = |slot: Slot| {
         let node = state.node(slot);
         node.provider.as_ref().is_some_and(|record| {
-            filter.name.as_ref().is_none_or(|name| **name == *record.name)
+            // Its generation would be a guess.
+            state.trouble_with(&Key::Provider(node.uuid)).is_none()
+                && filter.name.as_ref().is_none_or(|name| **name == *record.name)
                 && filter.uuid.is_none_or(|uuid| uuid == node.uuid)
                 && tree.is_none_or(|root| root == node.root)
                 && has_traits(record, &filter.required)
