@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use uuid::Uuid;
 
-use crate::{Inventory, Name, State, is_standard_class, is_standard_trait};
+use crate::{Inventory, Key, Name, State, is_standard_class, is_standard_trait};
 
 /// What does not fit, one line each; nothing where all is well.
 ///
@@ -71,6 +71,12 @@ fn check_providers(state: &State, findings: &mut Vec<String>) {
             if !is_standard_trait(name) && !state.custom_traits().contains_key(name) {
                 findings.push(format!("provider {uuid} has {name}, which is no trait"));
             }
+        }
+    }
+    for uuid in state.left_generations() {
+        // Of one that cannot be read that is told.
+        if state.trouble_with(&Key::Provider(uuid)).is_none() {
+            findings.push(format!("the generation of {uuid} is there, and no provider"));
         }
     }
     for (name, owner) in state.provider_names() {
@@ -200,6 +206,15 @@ mod tests {
         told(vec![Change::ProviderName("host".into(), None)], "is nobody's");
         told(vec![Change::ProviderName("other".into(), stored(host))], "does not have it");
         told(vec![Change::Provider(host, None)], "which is not there");
+        told(vec![Change::Provider(host, None)], "is there, and no provider");
+        let spoilt = Change::Unreadable {
+            key: Key::Provider(host),
+            part: crate::Part::Record,
+            why: "it is spoilt".into(),
+        };
+        let found = findings(vec![spoilt]);
+        assert!(found.contains(&"it is spoilt".to_owned()), "{found:?}");
+        assert!(!found.iter().any(|line| line.contains("no provider")), "told once: {found:?}");
         let changed = |change: fn(&mut Provider)| {
             let mut provider = Provider::new("host", None, 0);
             change(&mut provider);

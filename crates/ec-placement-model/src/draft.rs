@@ -195,6 +195,12 @@ impl<'a> Draft<'a> {
         base.is_some_and(|base| Arc::ptr_eq(base, record))
     }
 
+    /// Whether anything of a key is in the base.
+    pub fn is_in_base(&self, key: &Key) -> bool {
+        // A provider may be there without its generation, and that without the provider.
+        self.base_record(key).is_some() || self.base_revision(key) != 0
+    }
+
     /// Here, to come back to.
     pub fn savepoint(&self) -> Savepoint {
         Savepoint { writes: self.undo.len(), looks: self.looks.len() }
@@ -282,14 +288,14 @@ impl<'a> Draft<'a> {
 
     /// What is used of a provider's class.
     pub fn used(&self, provider: Uuid, class: &Name) -> i64 {
-        let base = self.base.find(&provider).map_or(0, |node| node.used(class));
+        let base = self.base.known_of(&provider).map_or(0, |node| node.used(class));
         base + self.used.get(&(provider, Arc::clone(class))).copied().unwrap_or(0)
     }
 
     /// Whether anything is used of a provider.
     pub fn is_used(&self, provider: Uuid) -> bool {
         let mut amounts: HashMap<&Name, i64> = HashMap::new();
-        if let Some(node) = self.base.find(&provider) {
+        if let Some(node) = self.base.known_of(&provider) {
             amounts.extend(node.usages().iter().map(|(class, used)| (class, *used)));
         }
         for ((of, class), more) in &self.used {
@@ -302,7 +308,7 @@ impl<'a> Draft<'a> {
 
     /// Whether a provider has children.
     pub fn has_children(&self, provider: Uuid) -> bool {
-        let base = self.base.find(&provider).map_or(0, |node| node.children.len());
+        let base = self.base.known_of(&provider).map_or(0, |node| node.children.len());
         let more = self.children.get(&provider).copied().unwrap_or(0);
         i64::try_from(base).unwrap_or(i64::MAX) + more > 0
     }
@@ -419,8 +425,10 @@ impl<'a> Draft<'a> {
     fn base_revision(&self, key: &Key) -> i64 {
         let base = self.base;
         match key {
+            // A generation may be left of one that is not there: it is written over, by who makes it anew.
             Key::Provider(uuid) => {
-                base.find(uuid).and_then(|node| node.generation.as_ref()).map_or(0, |stored| stored.revision)
+                let node = base.known_of(uuid);
+                node.and_then(|node| node.generation.as_ref()).map_or(0, |stored| stored.revision)
             }
             Key::Consumer(uuid) => base.consumer(uuid).map_or(0, |stored| stored.revision),
             Key::ProviderName(name) => base.provider_name(name).map_or(0, |stored| stored.revision),

@@ -50,6 +50,12 @@ fn ancestors(draft: &mut Draft<'_>, uuid: Uuid) -> Vec<Uuid> {
     found
 }
 
+/// Whether a provider has a name. One that somebody left behind, of a provider that is not there, is nobody's.
+fn is_taken(draft: &mut Draft<'_>, name: &str) -> bool {
+    let owner = draft.named(name).and_then(|owner| draft.provider(owner));
+    owner.is_some_and(|(owner, _)| *owner.name == *name)
+}
+
 fn put(draft: &mut Draft<'_>, uuid: Uuid, record: Provider, generation: i64) {
     draft.put(Key::Provider(uuid), Some(Record::Provider(Arc::new(record), generation)));
 }
@@ -80,7 +86,7 @@ pub(super) fn create(
     if draft.provider(uuid).is_some() {
         taken.push(format!("uuid: {uuid}"));
     }
-    if draft.named(name).is_some() {
+    if is_taken(draft, name) {
         taken.push(format!("name: {name}"));
     }
     if !taken.is_empty() {
@@ -132,7 +138,7 @@ pub(super) fn update(
         None => {}
     }
     if *name != *before.name {
-        if draft.named(name).is_some() {
+        if is_taken(draft, name) {
             return Err(ModelError::ProviderExists(name.to_owned()));
         }
         draft.put(Key::ProviderName(Arc::clone(&before.name)), None);

@@ -167,6 +167,17 @@ impl State {
         self.slot_of(uuid).map(|slot| self.node(slot))
     }
 
+    /// What is known of a provider, also where there is none: who uses it, and a generation that is left of it.
+    pub fn known_of(&self, uuid: &Uuid) -> Option<&Node> {
+        self.by_uuid.get(uuid).map(|slot| self.node(*slot))
+    }
+
+    /// The providers of which there is a generation and nothing else.
+    pub fn left_generations(&self) -> impl Iterator<Item = Uuid> {
+        let left = |node: &&Node| node.provider.is_none() && node.generation.is_some();
+        self.nodes.iter().flatten().filter(left).map(|node| node.uuid)
+    }
+
     /// A provider's slot, where there is such a provider.
     pub fn slot_of(&self, uuid: &Uuid) -> Option<Slot> {
         let slot = *self.by_uuid.get(uuid)?;

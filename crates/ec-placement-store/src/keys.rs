@@ -87,7 +87,7 @@ impl Keys {
     fn ops(&self, draft: &Draft<'_>, key: &Key, record: Option<&Record>, ops: &mut Vec<Op>) {
         let Some(record) = record else {
             // Made and taken away again in one draft: it was never there.
-            if draft.seen().get(key).is_some_and(|revision| *revision == 0) {
+            if !draft.is_in_base(key) {
                 return;
             }
             if let Key::Provider(uuid) = key {
