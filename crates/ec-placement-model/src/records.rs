@@ -159,7 +159,7 @@ pub struct Provider {
     #[serde(default, deserialize_with = "names", skip_serializing_if = "Vec::is_empty")]
     pub traits: Vec<Name>,
     /// Sorted.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[serde(default, deserialize_with = "sorted", skip_serializing_if = "Vec::is_empty")]
     pub aggregates: Vec<Uuid>,
     /// When it was made.
     pub created_at: Seconds,
@@ -328,7 +328,19 @@ fn optional_name<'de, D: Deserializer<'de>>(from: D) -> Result<Option<Name>, D::
 }
 
 fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<Name>, D::Error> {
-    Ok(Vec::<Interned>::deserialize(from)?.into_iter().map(|interned| interned.0).collect())
+    let names = Vec::<Interned>::deserialize(from)?.into_iter().map(|interned| interned.0);
+    Ok(in_order(names.collect()))
+}
+
+fn sorted<'de, D: Deserializer<'de>, T: Deserialize<'de> + Ord>(from: D) -> Result<Vec<T>, D::Error> {
+    Vec::deserialize(from).map(in_order)
+}
+
+/// Somebody else may have written it in any order.
+fn in_order<T: Ord>(mut all: Vec<T>) -> Vec<T> {
+    all.sort_unstable();
+    all.dedup();
+    all
 }
 
 /// A list of pairs that reads as an object, in order.
@@ -436,6 +448,22 @@ mod tests {
              {\"00000000-0000-0000-0000-000000000002\":{\"VCPU\":1}},\"created_at\":7}"
         );
         assert_eq!(serde_json::from_str::<Consumer>(&text).unwrap(), consumer);
+    }
+
+    /// As somebody writes them by hand, or imports them.
+    #[test]
+    fn lists_in_any_order_are_sorted_when_they_are_read() {
+        let [first, second] = [1, 2].map(Uuid::from_u128);
+        let provider: Provider = serde_json::from_value(serde_json::json!({
+            "version": 1, "name": "n", "created_at": 5, "updated_at": 5,
+            "traits": ["HW_CPU_X86_AVX", "CUSTOM_B", "CUSTOM_A", "CUSTOM_B"],
+            "aggregates": [second, first, second],
+        }))
+        .unwrap();
+        assert_eq!(provider.traits, ["CUSTOM_A", "CUSTOM_B", "HW_CPU_X86_AVX"].map(intern));
+        assert_eq!(provider.aggregates, [first, second]);
+        assert!(provider.traits.iter().all(|name| provider.has_trait(name)));
+        assert!(provider.aggregates.iter().all(|aggregate| provider.in_aggregate(aggregate)));
     }
 
     #[test]
