@@ -118,7 +118,8 @@ impl Source<'_> {
         let (Some(project), Some(user)) = (found.project_id, found.user_id) else { return Ok(None) };
         let kind = found.consumer_type.filter(|kind| kind != "unknown").map(|kind| intern(&kind));
         let mut consumer = Consumer::new(intern(&project), intern(&user), kind, now);
-        consumer.generation = found.consumer_generation.unwrap_or(1);
+        // OpenStack has 0 for those that it made up for what was claimed before it knew consumers.
+        consumer.generation = found.consumer_generation.unwrap_or(1).max(1);
         consumer.allocations = found
             .allocations
             .into_iter()

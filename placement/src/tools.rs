@@ -200,7 +200,14 @@ pub(super) async fn import(
     }
     let (store, keys, config) = open(&options).await?;
     let operations = config.max_txn_ops.unwrap_or(Limits::default().operations);
-    transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(transfer_failure)?;
+    transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(|error| {
+        match (error, &file) {
+            (error @ TransferError::Unsound(_), Some(path)) => {
+                Failure::usage(format!("{}: {error}", path.display()))
+            }
+            (error, _) => transfer_failure(error),
+        }
+    })?;
     if let Some(url) = &source.from {
         // What changed at the source meanwhile would be lost without a word.
         let again = fetch(url, &source).await?;

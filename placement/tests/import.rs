@@ -157,7 +157,53 @@ async fn names_that_nobody_made_and_this_release_does_not_know_are_told() {
     let document: Snapshot = serde_json::from_value(document).unwrap();
     document.check_names().unwrap();
     // A document that was written when they were taken is not lost for that.
-    import(&store, &keys(), &newer, 40, 7).await.unwrap();
+    let mut newer = serde_json::to_value(newer).unwrap();
+    newer["providers"][&host]["inventories"]["SHARE_OF_LUCK"] = json!({"total": 4});
+    import(&store, &keys(), &serde_json::from_value(newer).unwrap(), 40, 7).await.unwrap();
+}
+
+#[tokio::test]
+async fn what_does_not_fit_together_is_refused_before_anything_is_written() {
+    let document = serde_json::to_value(cloud(1, 3, "host")).unwrap();
+    let (first, second) = (Uuid::from_u128(1).to_string(), Uuid::from_u128(2).to_string());
+    let guest = Uuid::from_u128(100_001).to_string();
+    let provider = |field: &str, value: Value| (format!("/providers/{first}/{field}"), value);
+    let consumer = |field: &str, value: Value| (format!("/consumers/{guest}/{field}"), value);
+    let nobody = Uuid::from_u128(99);
+    let cases = [
+        (vec![provider("inventories", json!({"VCPU": {"total": -5}}))], "total is -5"),
+        (vec![provider("version", json!(9))], "its version is 9"),
+        (vec![provider("generation", json!(-1))], "its generation is -1"),
+        (vec![provider("parent", json!(nobody))], "above it is not there"),
+        (
+            vec![provider("parent", json!(second)), (format!("/providers/{second}/parent"), json!(first))],
+            "is in a loop",
+        ),
+        (vec![provider("name", json!("host-1"))], "its name host-1 is that of"),
+        (vec![provider("traits", json!(["CUSTOM_NOBODYS"]))], "which is no trait"),
+        (vec![consumer("version", json!(9))], "its version is 9"),
+        (vec![consumer("allocations", json!({&first: {"VCPU": 0}}))], "its amount of VCPU is 0"),
+        (vec![consumer("allocations", json!({nobody.to_string(): {"VCPU": 1}}))], "which is not there"),
+        (vec![("/traits".to_owned(), json!(["TRAIT"]))], "/p/traits/TRAIT is no custom name"),
+    ];
+    for (changes, wanted) in cases {
+        let mut broken = document.clone();
+        for (at, value) in changes {
+            let (within, field) = at.rsplit_once('/').unwrap();
+            broken.pointer_mut(within).unwrap()[field] = value;
+        }
+        let store = MemoryStore::new();
+        let broken: Snapshot = serde_json::from_value(broken).unwrap();
+        let error = import(&store, &keys(), &broken, 40, 7).await.unwrap_err();
+        assert!(matches!(error, TransferError::Unsound(_)), "{error}");
+        assert!(error.to_string().contains(wanted), "{wanted}: {error}");
+        assert_eq!(store.content("/p/").pairs, Vec::new(), "{wanted}");
+    }
+    // Not all of a document in which nothing fits.
+    let mut broken = cloud(1, 40, "host");
+    broken.providers.clear();
+    let error = import(&MemoryStore::new(), &keys(), &broken, 40, 7).await.unwrap_err().to_string();
+    assert!(error.ends_with("; and 30 more"), "{error}");
 }
 
 #[tokio::test]

@@ -451,14 +451,23 @@ fn a_cloud_is_exported_imported_and_checked_by_the_command_line() -> Result<()> 
     // Said once more there is nothing to do; another cloud finds no place there.
     let second = tool(&["import", "cloud.json"])?;
     ensure!(second.0 == Some(0) && second.1.contains("both sides are the same"), "{second:?}");
-    // What does not fit is told, and the exit code says so.
-    let mut broken = document;
+    let mut other = document;
+    other["consumers"] = json!({});
+    fs::write(directory.path().join("other.json"), other.to_string())?;
+    let other = tool(&["import", "other.json"])?;
+    ensure!(other.0 == Some(1) && other.1.contains("empty place"), "{other:?}");
+    // What does not fit is told, and the exit code says so: before it is there, and where somebody deleted something.
+    let mut broken = again;
     broken["providers"] = json!({});
     fs::write(directory.path().join("broken.json"), broken.to_string())?;
-    let other = tool(&["import", "broken.json"])?;
-    ensure!(other.0 == Some(1) && other.1.contains("empty place"), "{other:?}");
-    ensure!(tool(&["import", "broken.json", "--prefix", "/broken"])?.0 == Some(0));
-    let checked = tool(&["check", "--prefix", "/broken"])?;
+    let refused = tool(&["import", "broken.json", "--prefix", "/broken"])?;
+    ensure!(refused.0 == Some(2) && refused.1.contains("which is not there"), "{refused:?}");
+    let nothing = tool(&["check", "--prefix", "/broken"])?;
+    ensure!(nothing.0 == Some(0) && nothing.1.contains("0 providers and 0 consumers"), "{nothing:?}");
+    let key = "/ecompute/placement/providers/11111111-1111-4111-8111-111111111111";
+    let deleted = Command::new("etcdctl").args(["--endpoints", &client, "del", key]).output()?;
+    ensure!(deleted.stdout.starts_with(b"1"), "{deleted:?}");
+    let checked = tool(&["check"])?;
     ensure!(checked.0 == Some(1) && checked.1.contains("which is not there"), "{checked:?}");
     fs::write(directory.path().join("no.json"), "{\"version\": 1, \"unknown\": 2}")?;
     let refused = tool(&["import", "no.json", "--prefix", "/no"])?;

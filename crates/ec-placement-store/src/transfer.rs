@@ -6,14 +6,17 @@ use std::{
 };
 
 use ec_placement_model::{
-    Consumer, Key, NamedRecord, Provider, Record, Seconds, State, intern, is_custom, is_standard_class,
-    is_standard_trait,
+    Change, Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, Stored, check::check, intern,
+    is_custom, is_standard_class, is_standard_trait,
 };
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::{Common, Keys, Model};
+
+/// So many things that do not fit together are told of one document.
+const FINDINGS: usize = 10;
 
 /// Everything that placement knows.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -67,6 +70,9 @@ pub enum TransferError {
          use one that does, or take them off there first"
     )]
     Unknown(String),
+    /// Not all of it can be read, or it does not fit together.
+    #[error("nothing was imported, for this does not fit together: {0}")]
+    Unsound(String),
     /// The other side did not answer as it should.
     #[error("{0}")]
     Source(String),
@@ -122,19 +128,59 @@ impl Snapshot {
     /// # Errors
     /// All of these names.
     pub fn check_names(&self) -> Result<(), TransferError> {
+        let (traits, classes) = self.unknown_names();
+        let unknown: BTreeSet<Name> = traits.into_iter().chain(classes).collect();
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        Err(TransferError::Unknown(unknown.into_iter().collect::<Vec<_>>().join(", ")))
+    }
+
+    /// The traits, and the resource classes, that no user made and this release does not know.
+    fn unknown_names(&self) -> (BTreeSet<Name>, BTreeSet<Name>) {
         let providers = || self.providers.values().map(|one| &one.provider);
         let traits = providers().flat_map(|provider| &provider.traits);
         let offered = providers().flat_map(|provider| provider.inventories.iter().map(|(class, _)| class));
         let allocations = self.consumers.values().flat_map(|consumer| &consumer.allocations);
         let used = allocations.flat_map(|(_, amounts)| amounts.iter().map(|(class, _)| class));
-        let traits = traits.filter(|name| !is_standard_trait(name));
-        let classes = offered.chain(used).filter(|name| !is_standard_class(name));
-        let unknown: BTreeSet<&str> =
-            traits.chain(classes).map(|name| &**name).filter(|name| !is_custom(name)).collect();
-        if unknown.is_empty() {
+        let traits = traits.filter(|name| !is_standard_trait(name) && !is_custom(name));
+        let classes = offered.chain(used).filter(|name| !is_standard_class(name) && !is_custom(name));
+        (traits.cloned().collect(), classes.cloned().collect())
+    }
+
+    /// Refuses what could not be read once it is there, or would not fit together.
+    ///
+    /// # Errors
+    /// The first of what was found.
+    pub fn check_sound(&self, keys: &Keys) -> Result<(), TransferError> {
+        let (mut state, mut findings) = (State::default(), Vec::new());
+        for put in self.records(0).iter().flat_map(|(key, record)| keys.puts(key, record)) {
+            let pair = KeyValue {
+                key: put.key,
+                value: put.value,
+                create_revision: 1,
+                mod_revision: 1,
+                version: 1,
+                lease: None,
+            };
+            match keys.read(&pair).into_changes() {
+                Some(changes) => state.apply(changes),
+                None => findings.push(format!("{} is no custom name", pair.key)),
+            }
+        }
+        // They are told by `check_names`, and whoever has nothing else takes them all the same.
+        let (traits, classes) = self.unknown_names();
+        let known = || Some(Stored { record: NamedRecord::new(0), revision: 1 });
+        state.apply(traits.into_iter().map(|name| Change::Trait(name, known())));
+        state.apply(classes.into_iter().map(|name| Change::Class(name, known())));
+        findings.extend(check(&state));
+        if findings.is_empty() {
             return Ok(());
         }
-        Err(TransferError::Unknown(unknown.into_iter().collect::<Vec<_>>().join(", ")))
+        let more = findings.len().saturating_sub(FINDINGS);
+        findings.truncate(FINDINGS);
+        findings.extend((more > 0).then(|| format!("and {more} more")));
+        Err(TransferError::Unsound(findings.join("; ")))
     }
 
     /// The first things in which two differ, but for times, which an API does not tell.
@@ -334,7 +380,7 @@ fn missing(
 /// stopped when it is done again, with the same document or another.
 ///
 /// # Errors
-/// There is something already, or somebody writes there meanwhile; etcd is not there; what was read back differs.
+/// It does not fit together; there is something already, or somebody writes there meanwhile; etcd is not there; what was read back differs.
 pub async fn import(
     store: &dyn Store,
     keys: &Keys,
@@ -343,6 +389,7 @@ pub async fn import(
     now: Seconds,
 ) -> Result<(), TransferError> {
     snapshot.check_version()?;
+    snapshot.check_sound(keys)?;
     let prefix = keys.prefix();
     let listing = store.list(keys.prefix().as_str()).await?;
     let before = Loaded::of(&listing.pairs, keys);
