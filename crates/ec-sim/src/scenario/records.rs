@@ -110,6 +110,13 @@ pub(super) const ALL: &[Scenario] = &[
          is mended, without a restart",
         |stage| Box::pin(provider_garbage(stage)),
     ),
+    Scenario::new(
+        "generation-garbage",
+        "somebody puts garbage in place of a provider's generation: what is placed goes to the other node, and here again \
+         when it is mended",
+        |stage| Box::pin(generation_garbage(stage)),
+    )
+    .on_nodes(2),
 ];
 
 fn request(stage: &Stage, node: usize, instance: InstanceId) -> String {
@@ -376,5 +383,25 @@ async fn provider_garbage(stage: Stage) {
     stage.stays(guest, 120, "there", |is| is.runs() && is.is_kept()).await;
     stage.put(&key, whole).await;
     stage.ready("db").await;
+    stage.until_well(guest).await;
+}
+
+async fn generation_garbage(stage: Stage) {
+    let placed = stage.placed("web").await;
+    let guest = placed.instance;
+    stage.until_well(guest).await;
+    // The one with the most left, which would be the first that is tried.
+    let spoilt = [1, 2].map(|number| stage.node(number).node).into_iter().find(|node| *node != placed.node);
+    let Some(spoilt) = spoilt else { return };
+    let key = format!("{PLACEMENT}/generations/{spoilt}");
+    let whole = stage.get(&key).unwrap_or_default();
+    stage.put(&key, "garbage").await;
+    for name in ["a", "b", "c"] {
+        let told = stage.user(1).schedule(name).await;
+        stage.demand(told.is_ok_and(|there| there.node == placed.node), "the other node takes it").await;
+    }
+    stage.demand(stage.user(1).schedule("d").await.is_err(), "nothing is placed there").await;
+    stage.put(&key, whole).await;
+    stage.demand(stage.placed("d").await.node == spoilt, "it is as before").await;
     stage.until_well(guest).await;
 }
