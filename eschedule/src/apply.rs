@@ -705,10 +705,12 @@ async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> 
 }
 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
-    // One to which several things are done is named once.
+    // One to which several things are done is named once; a volume, an instance and a group may be called the same.
     let mut named = BTreeSet::new();
+    let is_group = |one: &Applied| one.instance.is_none() && one.what != "run";
     let done = applied.iter().filter(|one| !one.undone);
-    let names = || done.filter(|one| named.insert(&one.name)).map(|one| one.name.clone()).collect();
+    let once = done.filter(|one| named.insert((one.of_volume, is_group(one), &one.name)));
+    let names = || once.map(|one| one.name.clone()).collect();
     output.print(applied, names, String::new)
 }
 

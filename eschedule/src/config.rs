@@ -9,7 +9,7 @@ use std::{
 use ec_cloud::{Cloud, CloudError};
 use ec_image::StoreSection;
 use ec_model::{
-    Keyspace, RequestId,
+    ImageRef, Keyspace, RequestId,
     input::{catalog_name, is_image_url, is_owner},
 };
 use ec_pki::endings;
@@ -20,8 +20,13 @@ use ec_runtime::{
 };
 use ec_store::{EtcdConfig, EtcdSection, EtcdStore, Sealed};
 use serde::Deserialize;
+use tokio::sync::Mutex;
 
-use crate::{image::is_distribution, run::Order, spec::beside};
+use crate::{
+    image::{self, Known, is_distribution},
+    run::Order,
+    spec::beside,
+};
 
 /// Looked for in this order where `--config` names none.
 const PLACES: [&str; 2] = ["schedule.yaml", "/etc/ecompute/schedule.yaml"];
@@ -158,9 +163,29 @@ impl Settings {
 pub(crate) struct Session {
     pub(crate) settings: Settings,
     pub(crate) cloud: Cloud,
+    /// What distributions publish, as far as it was asked for, by the whole names of their images.
+    published: Mutex<BTreeMap<&'static str, Result<ImageRef, Failure>>>,
 }
 
 impl Session {
+    /// What a distribution publishes, for who calls it so: asked for once, so that all that one command makes is of one image.
+    pub(crate) async fn published(&self, known: Known, called: &str) -> Result<ImageRef, Failure> {
+        let mut published = self.published.lock().await;
+        if let Some(image) = published.get(known.name) {
+            return image.clone();
+        }
+        let image = image::published(known, &self.settings.image_mirrors).await;
+        let image = image.map(|image| ImageRef { name: Some(known.name.to_owned()), ..image });
+        if let Ok(ImageRef { url, .. }) = &image {
+            let name = known.name;
+            tell(&format!(
+                "eschedule: nobody added an image `{called}`: taking {name} as published at {url}"
+            ));
+        }
+        published.insert(known.name, image.clone());
+        image
+    }
+
     pub(crate) async fn open(settings: Settings) -> Result<Self, Failure> {
         let host = ec_runtime::Host::default();
         let request_id = Some(settings.request_id.unwrap_or_else(|| RequestId::new(host.mark())));
@@ -178,7 +203,7 @@ impl Session {
             request_id,
             notice: |text| tell(&format!("eschedule: {text}")),
         };
-        Ok(Self { settings, cloud })
+        Ok(Self { settings, cloud, published: Mutex::default() })
     }
 
     /// The failure of a command that changes something: where it came about elsewhere, with the id that it has there.

@@ -20,7 +20,7 @@ use ec_model::{
 };
 use ec_runtime::exit::{Failure, chain, tell};
 
-pub(crate) use known::{distribution, is_distribution, known, names};
+pub(crate) use known::{Known, distribution, is_distribution, known, names};
 pub(crate) use published::published;
 
 use crate::{

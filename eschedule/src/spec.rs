@@ -21,6 +21,7 @@ use crate::{
     acting::CERTAIN,
     cli::Given,
     config::{Session, Settings},
+    image::{Known, known, names},
 };
 
 /// A file of public keys is a few lines.
@@ -56,6 +57,8 @@ pub(crate) enum Part {
     Keys,
     UserData,
     Image,
+    /// The same, where what a distribution publishes cannot be had.
+    Published,
     Boot,
     Sha256,
     /// None of these alone.
@@ -154,7 +157,7 @@ pub(crate) async fn read(
         ImageRef::default()
     } else {
         let text = image.unwrap_or(usual);
-        let image = image_of(session, text, size).await.map_err(|it| Part::Image.wrong(it))?;
+        let image = image_of(session, text, size).await?;
         demanding(image, text, digest, words.sha256).map_err(|it| Part::Sha256.wrong(it))?
     };
     Ok(Guest {
@@ -254,6 +257,16 @@ pub(crate) async fn certain_ref(
     text: &str,
     digest: Option<&str>,
 ) -> Result<ImageRef, Failure> {
+    // What is called nearly as a distribution's may have been an image of one's own.
+    let is_own = session.settings.images.contains_key(text);
+    if let Some(known) = known(text).filter(|known| !is_own && !known.is_called(text))
+        && let Found::Known(_) = found(session, text, &Resources::new()).await?
+    {
+        return Err(Failure::failed(format!(
+            "there is no image `{text}`; what its distribution publishes is called `{}`",
+            known.name
+        )));
+    }
     let image = image_ref(session, text, digest).await?;
     if let Some(id) = image.id {
         let is_named = image.name.as_deref().is_some_and(|name| name.eq_ignore_ascii_case(text));
@@ -299,7 +312,7 @@ pub(crate) async fn demanded(
     let wrong = |it| Part::Sha256.wrong(it);
     let digest = digest.map(|digest| sha256(digest, words.sha256)).transpose().map_err(wrong)?;
     // How large the instance is its node looks at, which knows that.
-    let image = image_of(session, text, &Resources::new()).await.map_err(|it| Part::Image.wrong(it))?;
+    let image = image_of(session, text, &Resources::new()).await?;
     demanding(image, text, digest, words.sha256).map_err(wrong)
 }
 
@@ -343,28 +356,38 @@ async fn held(session: &Session, text: &str) -> Result<CopyOf, Failure> {
 }
 
 /// The configuration's names come first: they are whoever runs the command's own.
-async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<ImageRef, Failure> {
+async fn image_of(session: &Session, text: &str, size: &Resources) -> Result<ImageRef, Mistake> {
+    let found = match found(session, text, size).await.map_err(|it| Part::Image.wrong(it))? {
+        Found::Image(image) => return Ok(image),
+        Found::Known(known) => session.published(known, text).await,
+    };
+    found.map_err(|it| Part::Published.wrong(it))
+}
+
+/// What the word for an image stands for.
+enum Found {
+    Image(ImageRef),
+    /// A distribution's that nobody added, which is taken as it is published.
+    Known(Known),
+}
+
+async fn found(session: &Session, text: &str, size: &Resources) -> Result<Found, Failure> {
     if let Some(url) = session.settings.images.get(text) {
-        return image_url(url).map(ImageRef::at);
+        return image_url(url).map(ImageRef::at).map(Found::Image);
     }
     if let Some(copied) = copied(session, text).await? {
-        return Ok(copied);
+        return Ok(Found::Image(copied));
     }
     if image_name(text).is_err() && text.parse::<ImageId>().is_err() {
-        return image_url(text).map(ImageRef::at);
+        return image_url(text).map(ImageRef::at).map(Found::Image);
     }
     if let Some(image) = ec_cloud::image_for(&session.cloud, text, size).await? {
-        return Ok(image);
+        return Ok(Found::Image(image));
     }
-    // `debian` is also what was added by the whole name; what nobody added is taken as it is published.
-    let Some(known) = crate::image::known(text) else { return Err(unusable(text)) };
-    match ec_cloud::image_for(&session.cloud, known.name, size).await? {
-        Some(image) => Ok(image),
-        None => Ok(ImageRef {
-            name: Some(text.to_owned()),
-            ..crate::image::published(known, &session.settings.image_mirrors).await?
-        }),
-    }
+    // `debian` is also what was added by the whole name.
+    let Some(known) = known(text) else { return Err(unusable(text)) };
+    let added = ec_cloud::image_for(&session.cloud, known.name, size).await?;
+    Ok(added.map_or(Found::Known(known), Found::Image))
 }
 
 fn demanding(image: ImageRef, text: &str, digest: Option<String>, option: &str) -> Result<ImageRef, Failure> {
@@ -448,7 +471,7 @@ fn unusable(text: &str) -> Failure {
     let wanted = format!(
         "wanted http://…, https://…, file:///absolute/path, a name of `images` in schedule.yaml or of `eschedule image list`, a \
          distribution that is known ({}), or a disk to copy (volume:NAME, instance:NAME)",
-        crate::image::names()
+        names()
     );
     // What is no place can only be a name.
     match text.contains(['/', ':']) {

@@ -5,6 +5,10 @@ use std::{
     fs,
     io::Write,
     process::{Command, Output, Stdio},
+    sync::{
+        Arc,
+        atomic::{AtomicU32, Ordering},
+    },
     time::Duration,
 };
 
@@ -373,6 +377,8 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     let control = Control::start().await?;
     let (sha256, sha512) = ("b".repeat(64), "c".repeat(128));
     let (of_ubuntu, of_debian) = (sha256.clone(), sha512.clone());
+    let asked = Arc::new(AtomicU32::new(0));
+    let count = Arc::clone(&asked);
     let server = Server::start(move |_, head| {
         let path = head.split(' ').nth(1).unwrap_or_default();
         match path {
@@ -382,6 +388,7 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
             )
             .as_bytes()),
             "/u/noble/release/SHA256SUMS" => {
+                count.fetch_add(1, Ordering::Relaxed);
                 ok(format!("{of_ubuntu} *ubuntu-24.04-server-cloudimg-amd64.img\n").as_bytes())
             }
             "/u/jammy/release/SHA256SUMS" => ok(b"<html>moved</html>"),
@@ -449,7 +456,7 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     assert_eq!(control.record(plain).await?.context("no record")?.spec.image.sha512, None);
     let (_, ubuntu) = notified(&control.done(&["run", "newest", "--query", TINY, "--image", "ubuntu"])?)?;
     let image = control.record(ubuntu).await?.context("no record")?.spec.image;
-    assert_eq!((image.name.as_deref(), image.id), (Some("ubuntu"), None));
+    assert_eq!((image.name.as_deref(), image.id), (Some("ubuntu:24.04"), None));
     assert_eq!(image.url, of("noble")?.url);
     assert_eq!(image.sha256.as_deref(), Some(sha256.as_str()));
     let (_, added) =
@@ -459,8 +466,23 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     let (node, web) = notified(&control.done(&["run", "web", "--query", TINY, "--image", "debian:12"])?)?;
     let request = control.get(&control.keys.request(node, web)).await?.context("no request")?;
     assert_eq!(serde_json::from_slice::<Value>(&request.value)?["version"], 2);
+    // Nearly a distribution's name may have been one's own image's, and what is written is not given for another.
+    refused(&control, &["rebuild", &plain.to_string(), "ubuntu-24.04"], 1, "is called `ubuntu:24.04`")?;
     control.done(&["rebuild", &plain.to_string(), "debian12"])?;
     let image = control.record(plain).await?.context("no record")?.spec.image;
     assert_eq!((image.name.as_deref(), image.id.is_some()), (Some("debian:12"), true));
+    // A file's instances are all of what was published at one moment, and stay of it where nobody can be asked.
+    let file = control.directory().join("shop.yaml");
+    let says = format!("stack: shop\ninstances:\n  web: {{count: 3, query: \"{TINY}\", image: ubuntu}}\n");
+    fs::write(&file, says)?;
+    let apply = ["apply", "-f", &file.display().to_string(), "-o", "name"];
+    let asked = || asked.load(Ordering::Relaxed);
+    let before = asked();
+    control.done(&apply)?;
+    assert_eq!(asked(), before + 1);
+    control.configure("image_mirrors: {ubuntu: \"http://127.0.0.1:1\"}")?;
+    let told = control.eschedule(&[&apply[..], &["--diff"]].concat())?;
+    let (text, code) = (error(&told), told.status.code());
+    ensure!(code == Some(0) && text.matches("it stays what it was made of").count() == 3, "{told:?}");
     Ok(())
 }

@@ -150,8 +150,9 @@ async fn not_there(cloud: &Cloud, name: &str, instance: InstanceId, view: &Volum
     if held.is_some_and(|held| held.is_locked) {
         let _ = write!(
             why,
-            "; {instance} is stopped and locked for it: `eschedule unlock {instance} {name}` and `eschedule start {instance}` \
-             have it go on with the disks that it has"
+            "; {instance} is stopped and locked for it: `eschedule unlock {instance} {}` and `eschedule start {instance}` have it \
+             go on with the disks that it has",
+            view.volume
         );
     }
     Some(why)

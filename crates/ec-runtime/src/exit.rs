@@ -18,7 +18,7 @@ pub const INTERRUPTED: u8 = 130;
 pub const NOBODY_READS: u8 = 141;
 
 /// An error that has found its exit code: what `main` prints in one line.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Failure {
     /// The process's exit code.
     pub code: u8,

@@ -4,12 +4,13 @@ use std::collections::BTreeMap;
 
 use ec_cloud::{Ask, Begun, CloudError, Difference, Guest, STACK, Wished};
 use ec_model::{ImageRef, Instance, OF_INSTANCE, OF_VOLUME, ResourceQuery, Resources};
-use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, USAGE};
+use ec_runtime::exit::{FAILED, Failure, USAGE};
 
 use super::DISK;
 use crate::{
     cli::{Given, Traits},
     config::Session,
+    image::known,
     run,
     spec::{self, Mistake, Part},
     stack::{InstanceEntry, Place, Source, Stack},
@@ -80,7 +81,9 @@ async fn guest_of(
         let read = spec::read(session, Some(name), &spec::IN_FILE, &given, said, size).await;
         let (Mistake { part, failure }, has) = match (read, has) {
             (Ok(guest), _) => return Ok((Guest { image: was.unwrap_or(guest.image), ..guest }, kept)),
-            (Err(mistake), Some(has)) if matches!(mistake.failure.code, FAILED | USAGE | UNREACHABLE) => {
+            (Err(mistake), Some(has))
+                if matches!(mistake.failure.code, FAILED | USAGE) || mistake.part == Part::Published =>
+            {
                 (mistake, has)
             }
             (Err(mistake), _) => return Err(mistake),
@@ -90,7 +93,7 @@ async fn guest_of(
                 given.keeps_keys = Some(has.spec.keys.clone());
                 "it keeps the keys that it was made with"
             }
-            (Part::Image, Some(image)) => {
+            (Part::Image | Part::Published, Some(image)) => {
                 (given.boots, said, was) = (true, None, Some(image.clone()));
                 "it stays what it was made of"
             }
@@ -105,7 +108,9 @@ async fn guest_of(
 fn made_of<'a>(has: &'a Instance, says: &InstanceEntry) -> Option<&'a ImageRef> {
     let (image, said) = (&has.spec.image, says.image.as_deref()?);
     let is_copy = [OF_INSTANCE, OF_VOLUME].iter().any(|of| said.starts_with(of));
-    let is_called = || image.name.as_ref().is_some_and(|name| name.eq_ignore_ascii_case(said));
+    let whole = known(said).map(|known| known.name);
+    let is_it = |name: &String| name.eq_ignore_ascii_case(said) || whole == Some(name.as_str());
+    let is_called = || image.name.as_ref().is_some_and(is_it);
     (if is_copy { image.copied().is_some() } else { is_called() }).then_some(image)
 }
 
@@ -147,7 +152,7 @@ fn part_at<'a>(entry: &Place<'a>, part: Part) -> Place<'a> {
         Part::Key(number) => entry.key("keys").item(number),
         Part::Keys => entry.key("keys"),
         Part::UserData => entry.key("user_data"),
-        Part::Image => entry.key("image"),
+        Part::Image | Part::Published => entry.key("image"),
         Part::Boot => entry.key("boot"),
         Part::Sha256 => entry.key("sha256"),
         Part::Whole => entry,
