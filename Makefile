@@ -119,7 +119,7 @@ LINT = cargo clippy --workspace --all-targets --all-features --locked -- -D warn
 check:
 	scripts/check-rust.sh
 	scripts/install-deps.sh build
-	scripts/deny.sh
+	scripts/deny.sh $(DENY)
 	cargo fmt --all --check
 	$(LINT)
 
