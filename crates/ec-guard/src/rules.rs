@@ -18,7 +18,7 @@
 //! set would leave every guest mute until it renews its lease.
 
 /// Grows with each change of the rules. An older agent leaves a newer one's alone.
-pub(crate) const VERSION: u32 = 6;
+pub(crate) const VERSION: u32 = 7;
 
 /// What a rule's comment begins with that tells the version.
 pub(crate) const VERSION_COMMENT: &str = "ecompute rules ";
@@ -41,6 +41,7 @@ table bridge ecompute {
   chain port_ip4 { }
   chain port_ip6 { }
   chain port_nd { }
+  chain port_rs { }
   chain port_mac { }
 }
 table inet ecompute {
@@ -67,7 +68,8 @@ table inet ecompute {
 ///
 /// Systems look for a hardware address among all options of neighbour discovery, and rules only at places: so there are
 /// two options at most, of eight bytes each, and nothing but hardware addresses and the nonce of who looks whether its
-/// address is free.
+/// address is free. Who asks for a router has one, and whoever routes believes it. In a packet's first part the options
+/// may be missing that the next one brings; nobody needs that, and systems of today take no such parts (RFC 6980).
 const RULES: &str = r#"
 table bridge ecompute {
   chain learn {
@@ -109,17 +111,26 @@ table bridge ecompute {
     ip6 daddr fe80::a9fe:a9fe counter drop
     icmpv6 type { nd-router-advert, nd-redirect } counter drop
     icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
+    icmpv6 type nd-router-solicit goto port_rs
     udp sport 547 counter drop
     udp dport 546 counter drop
     accept
   }
   chain port_nd {
+    exthdr frag exists counter drop
     @th,64,128 0xfe8000000000000000000000a9fea9fe counter drop
     @th,192,16 != { 0x0101, 0x0201, 0x0e01 } counter drop
     @th,256,16 != { 0x0101, 0x0201, 0x0e01 } counter drop
     @th,320,8 >= 0 counter drop
     @th,192,16 { 0x0101, 0x0201 } iifname . @th,208,48 != @own_chaddr counter drop
     @th,256,16 { 0x0101, 0x0201 } iifname . @th,272,48 != @own_chaddr counter drop
+    accept
+  }
+  chain port_rs {
+    exthdr frag exists counter drop
+    @th,64,16 != { 0x0101, 0x0e01 } counter drop
+    @th,128,8 >= 0 counter drop
+    @th,64,16 0x0101 iifname . @th,80,48 != @own_chaddr counter drop
     accept
   }
   chain port_mac {
@@ -131,6 +142,7 @@ table bridge ecompute {
     ip6 saddr fe80::a9fe:a9fe counter drop
     ip6 daddr fe80::a9fe:a9fe counter drop
     icmpv6 type { nd-neighbor-solicit, nd-neighbor-advert } goto port_nd
+    icmpv6 type nd-router-solicit goto port_rs
     ip daddr 169.254.169.254 tcp dport 80 meta mark set iifname map @marks
   }
 }

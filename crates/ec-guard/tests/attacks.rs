@@ -226,7 +226,9 @@ fn a_guest_sends_as_itself_or_not_at_all() {
     // Without rules, all of it arrives: the test would see it.
     let (a, v) = (attacker.dhcp().unwrap(), victim.dhcp().unwrap());
     let seen = Host::seen(&attacker, a, &victim, v);
-    assert!(seen.contains("ip-free") && seen.contains("arp-ip-of-gateway") && seen.len() > 20, "{seen:?}");
+    for name in ["ip-free", "arp-ip-of-gateway", "router-asked-by-another-second", "router-asked-in-parts"] {
+        assert!(seen.contains(name) && seen.len() > 20, "{name}: {seen:?}");
+    }
 
     let guard = Guard::default();
     guard.sync(&want(vec![attacker.tap(), victim.tap()])).unwrap();
@@ -235,7 +237,9 @@ fn a_guest_sends_as_itself_or_not_at_all() {
     assert!(attacker.pings(&v.to_string()) && attacker.pings(GATEWAY) && attacker.pings(FAR));
     let seen = Host::seen(&attacker, a, &victim, v);
     let neighbours = ["ok-na", "ok-na-bare", "ok-ns", "ok-ns-both", "ok-ns-nonce"];
-    let allowed = [&["ok-arp", "ok-arp-probe"], &neighbours[..], &["ok-rarp", "ok-udp"]].concat();
+    let routers = ["ok-rs", "ok-rs-bare", "ok-rs-nonce"];
+    let allowed =
+        [&["ok-arp", "ok-arp-probe"], &neighbours[..], &["ok-rarp"], &routers[..], &["ok-udp"]].concat();
     assert_eq!(seen.iter().map(String::as_str).collect::<Vec<_>>(), allowed);
 
     // The host's own memory of the victim stays right while the attacker claims its address.
@@ -272,6 +276,13 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
         "advert-of-another-third",
         "advert-of-another-longer",
         "advert-of-another-unknown",
+        "router-asked-by-another",
+        "router-asked-by-another-second",
+        "router-asked-by-another-nonce",
+        "router-asked-by-another-longer",
+        "advert-in-parts",
+        "solicit-in-parts",
+        "router-asked-in-parts",
         "advert-of-metadata",
         "solicit-of-metadata",
         "ip6-of-metadata",
@@ -281,7 +292,8 @@ fn a_port_on_somebody_elses_network_has_its_hardware_address_only() {
     ] {
         assert!(!seen.contains(name), "{name}: {seen:?}");
     }
-    for name in ["ok-udp", "ok-arp", "ip-free", "ok-ns", "ok-ns-both", "ok-na-bare", "router-advert"] {
+    let neighbours = ["ok-ns", "ok-ns-both", "ok-na-bare", "ok-rs", "ok-rs-bare", "ok-rs-nonce"];
+    for name in [&["ok-udp", "ok-arp", "ip-free", "router-advert"], &neighbours[..]].concat() {
         assert!(seen.contains(name), "{name}: {seen:?}");
     }
     assert!(attacker.pings(GATEWAY) && !attacker.connects(FAR, 2379) && attacker.connects(FAR, 8080));

@@ -185,6 +185,16 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
         payload = before + checked(message, link, nodes)
         raw.send(ether(b"\x33\x33\0\0\0\1", own, 0x86DD, ip6(link, nodes, 0, payload)))
 
+    def in_parts(name, kind, about):
+        # The first part ends before any option. Hosts that filter what their bridges pass on put it together first.
+        padding = mark(name).ljust(36, b"\0")
+        before = b"\x2c\4" + struct.pack("!BB", 1, len(padding)) + padding
+        message = checked(struct.pack("!BBHI", kind, 0, 0, 0) + about + b"\1\1" + other, link, nodes)
+        first = len(message) - 8
+        for place, part in ((1, message[:first]), (first, message[first:])):
+            payload = before + struct.pack("!BBHI", 58, 0, place, kind) + part
+            raw.send(ether(b"\x33\x33\0\0\0\1", own, 0x86DD, ip6(link, nodes, 0, payload)))
+
     def wrapped(name, tags, inner_kind, inner):
         raw.send(peer_mac + own + tags + struct.pack("!H", inner_kind) + inner + mark(name))
 
@@ -199,6 +209,9 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     neighbour("ok-ns-both", 135, link, b"\1\1" + own, nonce)
     neighbour("ok-na", 136, link, b"\2\1" + own)
     neighbour("ok-na-bare", 136, link)
+    neighbour("ok-rs", 133, b"", b"\1\1" + own)
+    neighbour("ok-rs-bare", 133, b"")
+    neighbour("ok-rs-nonce", 133, b"", nonce)
     raw.send(ether(BROADCAST, own, 0x8035, mark("ok-rarp")))
     # Another's hardware address.
     talk("mac-of-another", other, address)
@@ -231,6 +244,13 @@ def attack(device, own, address, peer_mac, peer_ip, gateway):
     neighbour("advert-of-another-third", 136, link, nonce, nonce, b"\2\1" + other)
     neighbour("advert-of-another-longer", 136, link, b"\x0e\2" + b"\0" * 14, b"\2\1" + other)
     neighbour("advert-of-another-unknown", 136, link, b"\xfd\1" + b"\0" * 6, b"\2\1" + other)
+    neighbour("router-asked-by-another", 133, b"", b"\1\1" + other)
+    neighbour("router-asked-by-another-second", 133, b"", b"\1\1" + own, b"\1\1" + other)
+    neighbour("router-asked-by-another-nonce", 133, b"", nonce, b"\1\1" + other)
+    neighbour("router-asked-by-another-longer", 133, b"", b"\x0e\2" + b"\0" * 14, b"\1\1" + other)
+    in_parts("advert-in-parts", 136, link)
+    in_parts("solicit-in-parts", 135, link)
+    in_parts("router-asked-in-parts", 133, b"")
     # The metadata service, as guests ask it by IPv6.
     neighbour("advert-of-metadata", 136, metadata, b"\2\1" + own)
     neighbour("solicit-of-metadata", 135, metadata)
