@@ -30,7 +30,7 @@ use std::{
 use ec_model::MacAddr;
 
 use have::Have;
-pub use plan::Want;
+pub use plan::{Subnet, Want};
 
 /// Elements of a port that is not there may be of a guest that another agent is about to start.
 const GONE_AFTER: Duration = Duration::from_secs(600);

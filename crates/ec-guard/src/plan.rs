@@ -27,6 +27,38 @@ pub struct Want {
     pub others: BTreeSet<String>,
     /// The living leases of the guests' network.
     pub leases: BTreeMap<Ipv4Addr, MacAddr>,
+    /// This host's own addresses on it, of whose subnets alone its DHCP server gives out others; none where that is not known.
+    pub subnets: Vec<Subnet>,
+}
+
+/// An address of this host, and of how many bits those begin with the same that are on the link.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Subnet {
+    /// The host's own.
+    pub host: Ipv4Addr,
+    /// The length of the prefix.
+    pub prefix: u32,
+}
+
+impl Subnet {
+    /// Whether a DHCP server there can give out `address`.
+    fn can_give(self, address: Ipv4Addr) -> bool {
+        let rest = u32::MAX.checked_shr(self.prefix).unwrap_or(0);
+        let (own, asked) = (self.host.to_bits(), address.to_bits());
+        own & !rest == asked & !rest && own != asked && ![0, rest].contains(&(asked & rest))
+    }
+}
+
+impl Want {
+    /// Whether a port whose guest has this hardware address may keep an address that it has learnt.
+    fn may_keep(&self, mac: MacAddr, address: Ipv4Addr) -> bool {
+        match self.leases.get(&address) {
+            Some(holder) => *holder == mac,
+            // That a lease is not told may mean that the network was restarted and forgot it. But under rules before
+            // the sixth version a guest could have any address learnt, and sets outlive rules.
+            None => self.subnets.is_empty() || self.subnets.iter().any(|subnet| subnet.can_give(address)),
+        }
+    }
 }
 
 /// Lines of a script.
@@ -63,8 +95,9 @@ fn with_ip4(tap: &str, address: Ipv4Addr) -> String {
 /// Everything that one port's guest needs, added blindly: what is there already stays.
 pub(crate) fn admit(taps: &[Tap], leases: &BTreeMap<Ipv4Addr, MacAddr>) -> String {
     let mut script = Script::default();
+    let want = Want { leases: leases.clone(), ..Want::default() };
     for tap in taps {
-        put(&mut script, tap, &Have::default(), leases);
+        put(&mut script, tap, &Have::default(), &want);
     }
     script.0
 }
@@ -77,7 +110,7 @@ pub(crate) fn elements(have: &Have, want: &Want, gone: &BTreeSet<String>) -> Str
         forget(&mut script, tap, have);
     }
     for tap in &want.taps {
-        put(&mut script, tap, have, &want.leases);
+        put(&mut script, tap, have, want);
     }
     if let Some(bridge) = want.bridge.as_ref().filter(|bridge| !have.bridges.contains(*bridge)) {
         script.element("add", "inet", "bridges", &format!("\"{bridge}\""));
@@ -120,7 +153,7 @@ fn control_element(endpoint: &SocketAddr) -> String {
     }
 }
 
-fn put(script: &mut Script, tap: &Tap, have: &Have, leases: &BTreeMap<Ipv4Addr, MacAddr>) {
+fn put(script: &mut Script, tap: &Tap, have: &Have, want: &Want) {
     let Tap { name, mac, pin } = tap;
     // First what the port may send, then the rule that asks for it: in one transaction it would not
     // matter, but it reads as it is meant.
@@ -152,13 +185,12 @@ fn put(script: &mut Script, tap: &Tap, have: &Have, leases: &BTreeMap<Ipv4Addr, 
     }
     let stranger = have.own_mac.iter().any(|(port, other)| port == name && other != mac);
     for (_, address) in have.own_ip4.iter().filter(|(port, _)| port == name) {
-        // Only what somebody else has now is taken away: that a lease is not told may mean that the
-        // network was restarted and forgot it.
-        if stranger || leases.get(address).is_some_and(|holder| holder != mac) {
+        // Where a port has its hardware address only, its addresses hold nothing, and another network's may be among them.
+        if stranger || *pin == Pin::Learned && !want.may_keep(*mac, *address) {
             script.delete("own_ip4", &with_ip4(name, *address));
         }
     }
-    for (address, _) in leases.iter().filter(|(_, holder)| *holder == mac) {
+    for (address, _) in want.leases.iter().filter(|(_, holder)| *holder == mac) {
         if stranger || !have.own_ip4.contains(&(name.clone(), *address)) {
             script.add("own_ip4", &with_ip4(name, *address));
         }
@@ -269,6 +301,40 @@ mod tests {
         wanted.leases = [(ip(1), OTHER)].into();
         let script = elements(&full("t"), &wanted, &BTreeSet::new());
         assert_eq!(script, "delete element bridge ecompute own_ip4 { \"t\" . 0xa000001 }\n");
+    }
+
+    #[test]
+    fn an_address_that_no_dhcp_server_of_ours_can_give_goes() {
+        let mut wanted = want(vec![tap("t")]);
+        wanted.leases.clear();
+        wanted.subnets = vec![
+            Subnet { host: ip(254), prefix: 24 },
+            Subnet { host: Ipv4Addr::new(10, 1, 0, 1), prefix: 16 },
+        ];
+        let (metadata, other_end) = (Ipv4Addr::new(169, 254, 169, 254), Ipv4Addr::new(10, 1, 255, 255));
+        let learnt = [ip(1), Ipv4Addr::new(10, 1, 7, 0), ip(254), ip(0), ip(255), metadata, other_end];
+        let mut have = full("t");
+        have.own_ip4 = learnt.map(|address| ("t".to_owned(), address)).into();
+        let gone = |want: &Want| {
+            let script = elements(&have, want, &BTreeSet::new());
+            learnt
+                .iter()
+                .filter(|address| {
+                    script.contains(&format!(
+                        "delete element bridge ecompute own_ip4 {{ {} }}",
+                        with_ip4("t", **address)
+                    ))
+                })
+                .copied()
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(gone(&wanted), learnt[2..]);
+        let told = Want { leases: [(metadata, MAC)].into(), ..wanted.clone() };
+        assert!(!gone(&told).contains(&metadata), "whoever gives it out says that it is this guest's");
+        let unknown = Want { subnets: vec![], ..wanted.clone() };
+        assert!(gone(&unknown).is_empty(), "of a network of which nothing is known");
+        let elsewhere = Want { taps: vec![Tap { pin: Pin::Mac, ..tap("t") }], ..wanted };
+        assert!(gone(&elsewhere).is_empty(), "of another network, whose addresses hold nothing");
     }
 
     #[test]

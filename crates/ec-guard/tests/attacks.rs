@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use ec_guard::{Guard, Pin, Tap, Want, ports};
+use ec_guard::{Guard, Pin, Subnet, Tap, Want, ports};
 use ec_model::MacAddr;
 use nix::sched::{CloneFlags, unshare};
 
@@ -425,7 +425,7 @@ while True:
 
 /// Whether any port has that address.
 fn has_learnt(ip: Ipv4Addr) -> bool {
-    sh("nft list set bridge ecompute own_ip4").contains(&format!("0x{:08x}", u32::from(ip)))
+    sh("nft list set bridge ecompute own_ip4").contains(&format!("{:#x}", u32::from(ip)))
 }
 
 #[test]
@@ -456,6 +456,30 @@ fn who_asks_for_settings_alone_is_given_no_address() {
         assert!(!has_learnt(GATEWAY.parse().unwrap()), "{}", guest.tap);
         assert!(has_learnt(ip));
     }
+}
+
+#[test]
+fn what_a_guest_had_itself_given_under_earlier_rules_goes_with_them() {
+    let _host = Host::new();
+    let guest = Guest::new(1);
+    let held = Want {
+        subnets: vec![Subnet { host: GATEWAY.parse().unwrap(), prefix: 24 }],
+        ..want(vec![guest.tap()])
+    };
+    Guard::default().sync(&held).unwrap();
+    let own = guest.dhcp().unwrap();
+    let forged = [GATEWAY, "169.254.169.254", FAR].map(|text| text.parse::<Ipv4Addr>().unwrap());
+    for ip in forged {
+        sh(&format!(
+            "nft add element bridge ecompute own_ip4 '{{ \"{}\" . {:#x} }}'",
+            guest.tap,
+            ip.to_bits()
+        ));
+        assert!(has_learnt(ip));
+    }
+    // As whoever is upgraded, which finds no rules of its own and leaves the sets as they are.
+    Guard::default().sync(&held).unwrap();
+    assert!(!forged.into_iter().any(has_learnt) && has_learnt(own) && guest.pings(GATEWAY));
 }
 
 #[test]

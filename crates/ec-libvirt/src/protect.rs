@@ -100,6 +100,7 @@ impl Protection {
             taps,
             others,
             leases: leases.into_iter().filter_map(|(mac, ip)| Some((as_ip4(ip)?, mac))).collect(),
+            subnets: what.subnets(),
         };
         if config.address_filter == AddressFilter::Off {
             // What an earlier configuration put there. Without the program there is nothing.

@@ -1,5 +1,8 @@
 //! What libvirt says of interfaces: the taps of a domain that runs, and what a network is.
 
+use std::net::Ipv4Addr;
+
+use ec_guard::Subnet;
 use ec_model::MacAddr;
 use serde::Deserialize;
 
@@ -52,7 +55,25 @@ struct Forward {
 struct Ip {
     #[serde(rename = "@family")]
     family: Option<String>,
+    #[serde(rename = "@address")]
+    address: Option<String>,
+    #[serde(rename = "@prefix")]
+    prefix: Option<u32>,
+    #[serde(rename = "@netmask")]
+    netmask: Option<Ipv4Addr>,
     dhcp: Option<Dhcp>,
+}
+
+impl Ip {
+    fn is_ipv4(&self) -> bool {
+        self.family.as_deref().unwrap_or("ipv4") == "ipv4"
+    }
+
+    fn subnet(&self) -> Option<Subnet> {
+        let host = self.address.as_ref().filter(|_| self.is_ipv4())?.parse().ok()?;
+        let ones = |mask: Ipv4Addr| mask.to_bits().leading_ones();
+        Some(Subnet { host, prefix: self.prefix.or_else(|| self.netmask.map(ones))? })
+    }
 }
 
 /// That it is there is all that matters.
@@ -69,8 +90,13 @@ impl NetworkXml {
 
     /// Whether this host gives out its IPv4 addresses.
     pub(crate) fn has_dhcp(&self) -> bool {
-        self.has_own_bridge()
-            && self.ips.iter().any(|ip| ip.dhcp.is_some() && ip.family.as_deref().unwrap_or("ipv4") == "ipv4")
+        self.has_own_bridge() && self.ips.iter().any(|ip| ip.dhcp.is_some() && ip.is_ipv4())
+    }
+
+    /// This host's IPv4 addresses there; none where one of them does not say how large its subnet is.
+    pub(crate) fn subnets(&self) -> Vec<Subnet> {
+        let subnets = self.ips.iter().filter(|ip| ip.is_ipv4()).map(Ip::subnet);
+        subnets.collect::<Option<_>>().unwrap_or_default()
     }
 }
 
@@ -112,5 +138,19 @@ mod tests {
         assert_eq!(read(&network("<forward mode='route'/>", "<ip address='10.0.0.1'/>")), (true, false));
         assert_eq!(read(&network("", "<ip family='ipv6' address='fd00::1'><dhcp/></ip>")), (true, false));
         assert_eq!(read(&network("<forward mode='bridge'/>", "")), (false, false));
+    }
+    #[test]
+    fn a_network_tells_of_which_subnets_it_gives_addresses() {
+        let read = |ips: &str| {
+            let network: NetworkXml =
+                super::super::read(&format!("<network><name>n</name>{ips}</network>")).unwrap();
+            network.subnets()
+        };
+        let ips = "<ip address='192.168.122.1' netmask='255.255.254.0'><dhcp/></ip>\
+            <ip family='ipv4' address='10.0.0.1' prefix='8'/><ip family='ipv6' address='fd00::1' prefix='64'/>";
+        let of = |host: [u8; 4], prefix| Subnet { host: host.into(), prefix };
+        assert_eq!(read(ips), [of([192, 168, 122, 1], 23), of([10, 0, 0, 1], 8)]);
+        assert!(read("").is_empty());
+        assert!(read("<ip address='10.0.0.1' prefix='8'/><ip address='192.0.2.1'><dhcp/></ip>").is_empty());
     }
 }
