@@ -6,7 +6,10 @@ use std::{
     time::Duration,
 };
 
-use ec_guard::{Guard, ports::learns_unseen};
+use ec_guard::{
+    Guard,
+    ports::{how_to_learn_from_what_rules_see, learns_unseen},
+};
 use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_metadata::{Holder, MetadataConfig, RecordDir, holder};
@@ -385,7 +388,8 @@ async fn guests(settings: &Settings) -> Found {
             Some(bridge) => Err((
                 0,
                 format!(
-                    "packet rules hold them {held}, but bridge {bridge} learns from frames that no rule sees, so that a guest can take over what is sent to another: that needs Linux 4.20 and a /sys that can be written"
+                    "packet rules hold them {held}, but bridge {bridge} learns from frames that no rule sees, so that a guest can take over what is sent to another, and the agent cannot change that: {}",
+                    how_to_learn_from_what_rules_see(&bridge)
                 ),
             )),
         },

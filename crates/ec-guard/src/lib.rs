@@ -89,6 +89,8 @@ struct Memory {
     admitted: HashMap<String, Tap>,
     /// Since when ports of others have not been there.
     missing: HashMap<String, Instant>,
+    /// Bridges of which it was said that they learn from what no rule sees: it is said once.
+    told: BTreeSet<String>,
 }
 
 impl Guard {
@@ -118,8 +120,19 @@ impl Guard {
 
     /// What can be said to a port, or a bridge, only once it is there.
     pub fn settle(&self, want: &Want) {
-        want.bridge.iter().for_each(|bridge| ports::learn_from_what_rules_see(bridge));
         want.taps.iter().for_each(|tap| ports::refuse_bridges(&tap.name));
+        let of_taps = want.taps.iter().filter_map(|tap| ports::bridge_of(&tap.name));
+        let bridges: BTreeSet<String> = want.bridge.iter().cloned().chain(of_taps).collect();
+        for bridge in bridges {
+            ports::learn_from_what_rules_see(&bridge);
+            if ports::learns_unseen(&bridge) && self.memory().told.insert(bridge.clone()) {
+                let helps = ports::how_to_learn_from_what_rules_see(&bridge);
+                tracing::warn!(
+                    bridge,
+                    "the bridge learns from frames that no rule sees, so that a guest can take over what is sent to another: {helps}"
+                );
+            }
+        }
     }
 
     /// Lets a guest in before it runs. Cheaper than a sync, which it falls back to where the tables are not

@@ -46,24 +46,29 @@ pub fn is_tap_of(port: &str, mac: MacAddr) -> bool {
     device_file(port, "address").is_some_and(|text| text.trim().parse() == Ok(MacAddr([0xfe, a, b, c, d, e])))
 }
 
-/// Has the bridge close a port that takes part in its spanning tree, and learn nothing from frames that are for
-/// bridges alone: no rule sees either. Nothing happens on a device that is on no bridge.
+/// Has the bridge close a port that takes part in its spanning tree, whose frames no rule sees. Nothing happens on a device
+/// that is on no bridge.
 pub(crate) fn refuse_bridges(port: &str) {
-    if !is_plain(port) {
-        return;
-    }
-    let on_bridge = device_directory(port).join("brport");
-    if let Err(error) = switch_on(&on_bridge.join("bpdu_guard")) {
+    if is_plain(port)
+        && let Err(error) = switch_on(&device_directory(port).join("brport/bpdu_guard"))
+    {
         tracing::debug!(port, %error, "the port may take part in the bridge's spanning tree");
     }
-    ignore_link_local(port, &on_bridge.join("bridge"));
+}
+
+/// The bridge that a port is on.
+pub(crate) fn bridge_of(port: &str) -> Option<String> {
+    let bridge = is_plain(port).then(|| fs::read_link(device_directory(port).join("brport/bridge")).ok())?;
+    bridge?.file_name()?.to_str().map(str::to_owned)
 }
 
 /// Has a bridge learn nothing from frames that are for bridges alone, LLDP's for example, before any guest is on it: who
 /// sends one from another's hardware address would take over what is sent to that one.
 pub(crate) fn learn_from_what_rules_see(bridge: &str) {
-    if is_plain(bridge) {
-        ignore_link_local(bridge, &device_directory(bridge));
+    if is_plain(bridge)
+        && let Err(error) = switch_on(&device_directory(bridge).join(NO_LINK_LOCAL_LEARN))
+    {
+        tracing::debug!(bridge, %error, "what the bridge learns from cannot be changed");
     }
 }
 
@@ -73,18 +78,20 @@ pub fn learns_unseen(bridge: &str) -> bool {
     exists(bridge) && is_out_of_reach(&device_directory(bridge).join(NO_LINK_LOCAL_LEARN))
 }
 
+/// What the host's administrator does about one of which [`learns_unseen`] says so.
+pub fn how_to_learn_from_what_rules_see(bridge: &str) -> String {
+    format!(
+        "run `ip link set {bridge} type bridge no_linklocal_learn 1` on the host, as root (Linux 4.20 and later)"
+    )
+}
+
 /// Below a bridge's own directory.
 const NO_LINK_LOCAL_LEARN: &str = "bridge/no_linklocal_learn";
 
-fn ignore_link_local(device: &str, bridge: &Path) {
-    if let Err(error) = switch_on(&bridge.join(NO_LINK_LOCAL_LEARN)) {
-        tracing::debug!(device, %error, "the bridge learns from frames that no rule sees");
-    }
-}
-
-/// Opening says what writing would; nothing is written.
+/// Whether it is off and stays so. Opening says what writing would; nothing is written.
 fn is_out_of_reach(switch: &Path) -> bool {
-    fs::OpenOptions::new().write(true).open(switch).is_err()
+    let is_on = fs::read_to_string(switch).is_ok_and(|value| value.trim() == "1");
+    !is_on && fs::OpenOptions::new().write(true).open(switch).is_err()
 }
 
 /// One that is not there, or is on already, stays as it is.

@@ -358,6 +358,13 @@ fn no_bridge_learns_from_a_frame_that_no_rule_sees() {
     sh(&format!("echo 0 >{switch}"));
     guard.sync(&want(vec![])).unwrap();
     assert_eq!(sh(&format!("cat {switch}")).trim(), "1");
+    // As in a container of Docker's, where that is the host's to do.
+    sh(&format!("echo 0 >{switch}; mount -o remount,bind,ro /sys"));
+    guard.sync(&want(vec![attacker.tap()])).unwrap();
+    assert!(ports::learns_unseen(BRIDGE));
+    let helps = ports::how_to_learn_from_what_rules_see(BRIDGE);
+    sh(helps.split('`').nth(1).unwrap());
+    assert_eq!((ports::learns_unseen(BRIDGE), sh(&format!("cat {switch}")).trim()), (false, "1"));
 }
 
 #[test]
