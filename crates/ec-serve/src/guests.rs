@@ -33,6 +33,8 @@ pub struct Activity {
     answering: AtomicBool,
     /// Whether there is a request of which the head is whole and the answer is not there yet.
     asked: AtomicBool,
+    /// Whether there is an answer of which not all is written yet.
+    unsent: AtomicBool,
     /// Whether it ever sent anything.
     spoke: AtomicBool,
     born: Instant,
@@ -45,15 +47,17 @@ impl Activity {
         Self {
             answering: AtomicBool::new(false),
             asked: AtomicBool::new(false),
+            unsent: AtomicBool::new(false),
             spoke: AtomicBool::new(false),
             born: Instant::now(),
             last: AtomicU64::new(0),
         }
     }
 
-    /// From here on there is a request, whole up to its body, or it has its answer.
+    /// From here on there is a request, whole up to its body, or it has its answer, which is written next.
     pub(crate) fn set_asked(&self, asked: bool) {
         self.asked.store(asked, Ordering::Relaxed);
+        self.unsent.store(!asked, Ordering::Relaxed);
         self.set_answering(asked);
     }
 
@@ -91,9 +95,18 @@ impl Activity {
         self.answering.load(Ordering::Relaxed)
     }
 
-    fn may_go(&self) -> bool {
+    /// Whether its peer takes an answer. One that takes nothing any more keeps nobody out.
+    fn is_sending(&self) -> bool {
+        self.unsent.load(Ordering::Relaxed) && self.is_recent()
+    }
+
+    fn is_recent(&self) -> bool {
         let last = self.born + Duration::from_millis(self.last.load(Ordering::Relaxed));
-        !self.is_answering() && (!self.has_spoken() || last.elapsed() > RECENT)
+        last.elapsed() <= RECENT
+    }
+
+    fn may_go(&self) -> bool {
+        !self.is_answering() && (!self.has_spoken() || !self.is_recent())
     }
 }
 
@@ -189,8 +202,8 @@ impl<K: Eq + Hash> Book<K> {
     }
 
     /// For a share that has less than its part of all places, ends a connection of one that has more, however lately
-    /// that was used: of whoever has the most the oldest, and none of which a question is under way while there are
-    /// others.
+    /// that was used: of whoever has the most the oldest, and none of which a question or an answer is under way while
+    /// there are others.
     fn level(&mut self, share: &K, most: usize) -> Option<()> {
         let own = self.shares.get(share).copied().unwrap_or(0);
         let part = most / (self.shares.len() + usize::from(own == 0));
@@ -199,8 +212,9 @@ impl<K: Eq + Hash> Book<K> {
         }
         let counted = self.entries.iter().map(|(number, entry)| (number, entry, self.shares[&entry.share]));
         let may_go = counted.filter(|(_, entry, count)| *count > part && !entry.activity.is_answering());
-        let (number, ..) = may_go
-            .min_by_key(|(number, entry, count)| (entry.activity.is_asked(), Reverse(*count), **number))?;
+        let (number, ..) = may_go.min_by_key(|(number, entry, count)| {
+            (entry.activity.is_sending(), entry.activity.is_asked(), Reverse(*count), **number)
+        })?;
         let number = *number;
         self.remove(number)?.close.cancel();
         Some(())
@@ -300,6 +314,10 @@ impl<S: AsyncWrite + Unpin> AsyncWrite for Watched<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let outcome = Pin::new(&mut self.inner).poll_flush(context);
+        if outcome.is_ready() {
+            // Whoever writes an answer flushes when all of it is written.
+            self.activity.unsent.store(false, Ordering::Relaxed);
+        }
         self.wrote(outcome, context)
     }
 

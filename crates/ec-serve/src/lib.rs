@@ -273,3 +273,82 @@ impl<S: Serves> Connection<S> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream, duplex};
+
+    use super::*;
+
+    /// More than whoever is asked writes at once.
+    const LONG: usize = 1000;
+
+    struct Answers;
+
+    impl Serves for Answers {
+        type Share = u8;
+        type Caller = ();
+
+        async fn meet(&self, _: &TcpStream, _: SocketAddr) -> (u8, ()) {
+            (0, ())
+        }
+
+        async fn answer(&self, (): (), _: Request<Incoming>) -> Response<Full<Bytes>> {
+            Response::new(Full::new(Bytes::from(vec![b'x'; LONG])))
+        }
+    }
+
+    /// A connection of that share, of which a question was asked and the answer has begun.
+    async fn asked(guests: &Guests<u8>, share: u8) -> DuplexStream {
+        let place = guests.admit(share).unwrap();
+        let (near, mut far) = duplex(64);
+        let bounds = Bounds {
+            connections: 0,
+            share: 0,
+            first_head: Duration::from_secs(9),
+            head: Duration::from_secs(9),
+            head_bytes: 16 << 10,
+            headers: None,
+            connection: Duration::MAX,
+            questions: None,
+            stalled: Duration::from_secs(9),
+            half_close: false,
+        };
+        let (close, stream) =
+            (place.close.clone(), Watched::new(near, Arc::clone(&place.activity), bounds.stalled));
+        let (service, bounds) = (Arc::new(Answers), Arc::new(bounds));
+        let connection = Connection { service, caller: (), bounds, place, stop: CancellationToken::new() };
+        tokio::spawn(async move {
+            tokio::select! {
+                () = connection.requests(stream, Extensions::new()) => {}
+                () = close.cancelled() => {}
+            }
+        });
+        far.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        far.read_exact(&mut [0; 17]).await.unwrap();
+        far
+    }
+
+    /// What is still sent on it, up to the end of the answer or of the connection.
+    async fn rest(far: &mut DuplexStream) -> usize {
+        let mut bytes = Vec::new();
+        while bytes.iter().filter(|byte| **byte == b'x').count() < LONG {
+            if far.read_buf(&mut bytes).await.unwrap() == 0 {
+                break;
+            }
+        }
+        bytes.iter().filter(|byte| **byte == b'x').count()
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_answer_that_is_being_written_is_not_cut_while_another_connection_could_go() {
+        let guests = Guests::new(2, 2);
+        let mut oldest = asked(&guests, 1).await;
+        let mut idle = asked(&guests, 1).await;
+        assert_eq!(rest(&mut idle).await, LONG);
+        let mut late = asked(&guests, 2).await;
+        assert_eq!(rest(&mut oldest).await, LONG);
+        assert_eq!(rest(&mut late).await, LONG);
+        assert_eq!(idle.read(&mut [0]).await.unwrap(), 0, "it was answered, and made room");
+    }
+}
