@@ -43,9 +43,10 @@ const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 /// Runs an agent on the real parts, with its port where it has one, until `shutdown`.
 pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationToken) -> Result<()> {
     let state = StateDir::take(&settings.state_dir)?;
-    let node = state.node(settings.uuid)?;
+    let records = RecordDir::reader(settings.records());
+    let node = state.node(settings.uuid, &records)?;
     let placement = PlacementClient::new(&settings.placement)?;
-    let recorded = storage::recorded(&RecordDir::reader(settings.records()))?;
+    let recorded = storage::recorded(&records)?;
     storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, &recorded)?;
     let taken = async {
         // A server that is away holds up who asks it, and not this agent's end.

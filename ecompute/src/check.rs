@@ -450,9 +450,14 @@ fn hypervisor(settings: &Settings) -> Found<LibvirtHypervisor> {
 fn disk(settings: &Settings) -> Found {
     let measured = inventory::measure(settings).map_err(|error| (FAILED, error))?;
     let place = settings.state_dir.display();
+    let records = RecordDir::reader(settings.records());
+    if let Some(node) = settings.uuid {
+        identity::refuse_other(&settings.state_dir, &records, node)
+            .map_err(|error| (FAILED, chain(&error)))?;
+    }
     let is_there = || {
         // Records that cannot be read say nothing here: the agent tells at its start.
-        let recorded = storage::recorded(&RecordDir::reader(settings.records())).unwrap_or_default();
+        let recorded = storage::recorded(&records).unwrap_or_default();
         storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, &recorded)?;
         storage::check(settings)
     };

@@ -27,6 +27,8 @@ use crate::inventory;
 
 /// Looked for in this order where `--config` names none.
 pub const PLACES: [&str; 2] = ["compute.yaml", "/etc/ecompute/compute.yaml"];
+/// What a node keeps lies here, where nothing else is said.
+pub const STATE_DIR: &str = "/var/lib/ecompute";
 
 /// The classes of an ordinary host, which is what this agent measures.
 pub const CLASSES: [&str; 3] = ["VCPU", "MEMORY_MB", "DISK_GB"];
@@ -187,6 +189,8 @@ pub struct Settings {
 const LISTEN: &str = "127.0.0.1:18090";
 /// In the state directory: where guests' disks lie, unless they lie on shared storage.
 pub(crate) const DISKS: &str = "disks";
+/// Its records of guests, in the same.
+pub(crate) const RECORDS: &str = "instances";
 
 /// Processors are shared in time, so several guests may count on one (what OpenStack's Nova gives out too).
 const VCPU_RATIO: f64 = 4.0;
@@ -283,7 +287,7 @@ impl Settings {
         {
             note(format!("bridge: `{bridge}` is not the name of a network interface"));
         }
-        let state_dir = file.state_dir.clone().unwrap_or_else(|| PathBuf::from("/var/lib/ecompute"));
+        let state_dir = file.state_dir.clone().unwrap_or_else(|| PathBuf::from(STATE_DIR));
         let images = file.images.directory.clone().unwrap_or_else(|| state_dir.join("images"));
         let shared = file.shared_storage.as_ref().map(|SharedSection { name, path }| Shared {
             storage: SharedStorage::named(name),
@@ -463,7 +467,7 @@ impl Settings {
 
     /// Where the node's own records of its instances lie.
     pub fn records(&self) -> PathBuf {
-        self.state_dir.join("instances")
+        self.state_dir.join(RECORDS)
     }
 }
 

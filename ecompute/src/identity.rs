@@ -7,6 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ec_metadata::{InstanceRecord, RecordDir, RecordFileError};
 use ec_model::{InvalidId, NodeId};
 use nix::fcntl::{Flock, FlockArg};
 
@@ -39,6 +40,20 @@ pub enum IdentityError {
         /// The state directory.
         path: PathBuf,
     },
+    /// What is to run here is not the node whose guests are here.
+    #[error(
+        "the guests here are node {node}'s, and would be nobody's: `eschedule node add NAME --uuid {node}`, or remove {}",
+        path.display()
+    )]
+    Others {
+        /// The node.
+        node: NodeId,
+        /// Where it is kept.
+        path: PathBuf,
+    },
+    /// It cannot be told which guests are here.
+    #[error(transparent)]
+    Records(RecordFileError),
 }
 
 /// A state directory that is ours as long as this value lives.
@@ -71,28 +86,32 @@ impl StateDir {
         Ok(Self { _lock: lock, path: path.to_owned() })
     }
 
-    /// The configured uuid, else the one kept here, else a new one. The first is kept from now on, so that an agent whose
-    /// configuration was taken away is still the node of the guests that are here.
+    /// The configured uuid, else the one kept here, else a new one. It is kept from now on, so that an agent whose
+    /// configuration was taken away is still the node of the guests that are here. Refuses another than that of these.
     #[cfg_attr(
         not(test),
         expect(clippy::disallowed_methods, reason = "once in the life of a node, before anything runs")
     )]
-    pub fn node(&self, configured: Option<NodeId>) -> Result<NodeId, IdentityError> {
+    pub fn node(&self, configured: Option<NodeId>, records: &RecordDir) -> Result<NodeId, IdentityError> {
         let path = self.path.join("uuid");
-        match (fs::read_to_string(&path), configured) {
-            (Ok(text), None) => text.trim().parse().map_err(|source| IdentityError::Damaged { path, source }),
-            (Err(error), configured) if error.kind() == io::ErrorKind::NotFound => {
-                let node = configured.unwrap_or_else(|| NodeId::new(uuid::Uuid::new_v4()));
-                keep(&path, &path.with_extension("new"), node).map_err(|source| IdentityError::Io {
-                    what: "write",
-                    path,
-                    source,
-                })?;
-                Ok(node)
+        let node = match (fs::read_to_string(&path), configured) {
+            (Ok(text), None) => {
+                return text.trim().parse().map_err(|source| IdentityError::Damaged { path, source });
             }
-            (_, Some(node)) => Ok(node),
-            (Err(source), None) => Err(IdentityError::Io { what: "read", path, source }),
+            (Err(error), None) if error.kind() == io::ErrorKind::NotFound => {
+                NodeId::new(uuid::Uuid::new_v4())
+            }
+            (Err(source), None) => return Err(IdentityError::Io { what: "read", path, source }),
+            (_, Some(node)) => {
+                refuse_other(&self.path, records, node)?;
+                node
+            }
+        };
+        if kept(&self.path) != Some(node) {
+            let failed = |source| IdentityError::Io { what: "write", path: path.clone(), source };
+            keep(&path, &path.with_extension("new"), node).map_err(failed)?;
         }
+        Ok(node)
     }
 }
 
@@ -106,6 +125,19 @@ pub(crate) fn is_busy(state_dir: &Path) -> bool {
 /// The uuid kept in a state directory that is not ours, perhaps; none where there is none yet.
 pub(crate) fn kept(state_dir: &Path) -> Option<NodeId> {
     fs::read_to_string(state_dir.join("uuid")).ok()?.trim().parse().ok()
+}
+
+/// Refuses to be another node than the one whose guests are here: of what bears that one's mark this one would see nothing, and
+/// offer what it uses.
+pub(crate) fn refuse_other(state_dir: &Path, records: &RecordDir, node: NodeId) -> Result<(), IdentityError> {
+    let Some(kept) = kept(state_dir).filter(|kept| *kept != node) else { return Ok(()) };
+    // Most say for which node they were made: an earlier release went on under another uuid, with guests of its own.
+    let of = |record: Option<InstanceRecord>| record.and_then(|record| record.intent?.node()).unwrap_or(kept);
+    let mut guests = records.list().map_err(IdentityError::Records)?.into_iter();
+    match guests.find_map(|(_, record)| Some(of(record)).filter(|of| *of != node)) {
+        Some(node) => Err(IdentityError::Others { node, path: state_dir.join("uuid") }),
+        None => Ok(()),
+    }
 }
 
 /// Writes a line, by way of a file that nobody else writes, whole or not at all: a crash must not leave half a uuid, which would
@@ -148,30 +180,70 @@ pub(crate) fn keep_name(path: &Path) -> io::Result<()> {
 mod tests {
     use super::*;
 
+    fn new_node() -> NodeId {
+        NodeId::new(uuid::Uuid::new_v4())
+    }
+
     #[test]
     fn a_restart_is_the_same_node_and_a_second_agent_is_kept_out() {
         let directory = tempfile::tempdir().unwrap();
+        let records = RecordDir::reader(directory.path().join("instances"));
         let state = StateDir::take(directory.path()).unwrap();
-        let node = state.node(None).unwrap();
+        let node = state.node(None, &records).unwrap();
         assert!(matches!(StateDir::take(directory.path()), Err(IdentityError::Busy { .. })));
         assert!(is_busy(directory.path()));
         drop(state);
         assert!(!is_busy(directory.path()));
         let state = StateDir::take(directory.path()).unwrap();
-        assert_eq!(state.node(None).unwrap(), node);
-        let other = NodeId::new(uuid::Uuid::new_v4());
-        assert_eq!(state.node(Some(other)).unwrap(), other);
-        assert_eq!(state.node(None).unwrap(), node, "what was first stays");
+        assert_eq!(state.node(None, &records).unwrap(), node);
+        let other = new_node();
+        assert_eq!(state.node(Some(other), &records).unwrap(), other);
+        assert_eq!(state.node(None, &records).unwrap(), other, "guests that come now are that node's");
         fs::remove_file(directory.path().join("uuid")).unwrap();
-        assert_eq!(state.node(Some(other)).unwrap(), other);
-        assert_eq!(state.node(None).unwrap(), other, "its configuration is gone, and its guests are not");
+        assert_eq!(state.node(Some(node), &records).unwrap(), node);
+        assert_eq!(
+            state.node(None, &records).unwrap(),
+            node,
+            "its configuration is gone, and its guests are not"
+        );
     }
 
     #[test]
     fn a_damaged_uuid_is_an_error_and_never_a_new_node() {
         let directory = tempfile::tempdir().unwrap();
+        let records = RecordDir::reader(directory.path().join("instances"));
         let state = StateDir::take(directory.path()).unwrap();
         fs::write(directory.path().join("uuid"), "half").unwrap();
-        assert!(matches!(state.node(None), Err(IdentityError::Damaged { .. })));
+        assert!(matches!(state.node(None, &records), Err(IdentityError::Damaged { .. })));
+    }
+
+    #[test]
+    fn guests_of_one_node_are_not_left_to_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let records = RecordDir::open(directory.path().join("instances")).unwrap();
+        let state = StateDir::take(directory.path()).unwrap();
+        let [old, new] = [state.node(None, &records).unwrap(), new_node()];
+        let put = |instance: u128, of: Option<NodeId>| {
+            let instance = uuid::Uuid::from_u128(instance);
+            let record = of.map(|node| serde_json::json!({"assigned": {"node": node, "epoch": 1}}));
+            let record = serde_json::json!({
+                "version": 1, "instance": instance, "name": "x", "macs": [], "created_at": "2026-01-01T00:00:00Z",
+                "intent": {"request": {}, "record": record},
+            });
+            records.put(&serde_json::from_value(record).unwrap()).unwrap();
+        };
+        // Under which an earlier release went on.
+        put(1, Some(new));
+        assert_eq!(state.node(Some(new), &records).unwrap(), new);
+        for of in [None, Some(old)] {
+            state.node(Some(old), &records).unwrap_err();
+            fs::write(directory.path().join("uuid"), old.to_string()).unwrap();
+            put(2, of);
+            let why = state.node(Some(new), &records).unwrap_err().to_string();
+            assert!(why.contains(&format!("--uuid {old}`, or remove /")), "{why}");
+            assert_eq!(kept(directory.path()), Some(old), "nothing is changed");
+            fs::remove_file(directory.path().join("uuid")).unwrap();
+            assert_eq!(state.node(Some(new), &records).unwrap(), new, "somebody said so");
+        }
     }
 }

@@ -56,6 +56,12 @@ impl Intent {
         volumes.find(Attachment::is_root).map(|has| has.volume)
     }
 
+    /// The node that it was placed on; none where that does not say.
+    pub fn node(&self) -> Option<NodeId> {
+        let assigned = self.record.as_ref()?.get("assigned")?;
+        NodeId::deserialize(assigned.get("node")?).ok()
+    }
+
     /// The request, to be changed.
     ///
     /// # Errors
