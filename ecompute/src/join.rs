@@ -6,15 +6,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use ec_metadata::RecordDir;
 use ec_model::decode;
 use ec_pki::{
     Access, Bundle,
     config::{self, Found, quoted, quoted_path, served, trust},
     write, write_pair,
 };
-use ec_runtime::exit::Failure;
+use ec_runtime::exit::{Failure, chain};
 
-use crate::config::Settings;
+use crate::{
+    config::{RECORDS, Settings},
+    identity,
+};
 
 /// Where the agent looks for its configuration.
 pub const DIRECTORY: &str = "/etc/ecompute";
@@ -42,14 +46,14 @@ pub struct Joined {
     pub differs: Option<String>,
 }
 
-/// Installs a bundle.
+/// Installs a bundle, on a host whose guests are those of `state_dir`.
 ///
 /// Credentials are put in the place of those that were there, the configuration only where there is none.
 ///
 /// # Errors
 /// What is wrong with the bundle, or what stands in the way. Then nothing was changed, or what was begun is finished by
 /// doing it again.
-pub fn join(bundle: &Path, directory: &Path) -> Result<Joined, Failure> {
+pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined, Failure> {
     let mut content = Vec::new();
     File::open(bundle)
         .and_then(|file| file.take(LARGEST).read_to_end(&mut content))
@@ -81,6 +85,24 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Joined, Failure> {
             bundle.node
         )));
     }
+    let [authority, key, certificate] = ["ca.pem", "node.key", "node.pem"].map(|name| directory.join(name));
+    if known.is_none() {
+        match fs::read_to_string(&authority) {
+            Ok(there) if there != bundle.authority => {
+                return Err(Failure::usage(format!(
+                    "{} is of another cluster than the bundle, and what is of that would believe nobody any more: move it away to \
+                     make this host a node of the bundle's",
+                    authority.display()
+                )));
+            }
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                return Err(failed("read", &authority)(error));
+            }
+            _ => {}
+        }
+        identity::refuse_other(state_dir, &RecordDir::reader(state_dir.join(RECORDS)), bundle.node)
+            .map_err(|error| Failure::failed(chain(&error)))?;
+    }
     fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
     let mut files = vec![("node.token", format!("{}\n", bundle.token), Access::Secret)];
     if let Some(keys) = &bundle.user_data_key {
@@ -96,7 +118,6 @@ pub fn join(bundle: &Path, directory: &Path) -> Result<Joined, Failure> {
         // The last: where it is, all that it names is there.
         files.push(("compute.yaml", configuration(&bundle, &directory), Access::Public));
     }
-    let [authority, key, certificate] = ["ca.pem", "node.key", "node.pem"].map(|name| directory.join(name));
     write(&authority, &bundle.authority, Access::Public).map_err(failed("write", &authority))?;
     write_pair([(&key, &bundle.key, Access::Secret), (&certificate, &bundle.certificate, Access::Public)])
         .map_err(|(path, error)| failed("write", &path)(error))?;
@@ -208,12 +229,12 @@ mod tests {
     #[test]
     fn joining_again_changes_credentials_only_and_never_another_nodes_or_an_operators_configuration() {
         let directory = tempfile::tempdir().unwrap();
-        let (file, place) = (directory.path().join("bundle"), directory.path().join("etc"));
+        let [file, place, state] = ["bundle", "etc", "state"].map(|name| directory.path().join(name));
         let node = NodeId::new(uuid::Uuid::new_v4());
         let config = place.join("compute.yaml");
         let join_with = |bundle: &Bundle| {
             fs::write(&file, encode(bundle)).unwrap();
-            join(&file, &place)
+            join(&file, &place, &state)
                 .map(|joined| (joined.written.len(), joined.differs))
                 .map_err(|failure| failure.message)
         };
@@ -254,7 +275,35 @@ mod tests {
         let mine = join_with(&bundle(node)).unwrap_err();
         assert!(mine.contains("not of a bundle"), "{mine}");
         fs::write(&file, "{}").unwrap();
-        assert!(join(&file, &place).is_err());
+        assert!(join(&file, &place, &state).is_err());
         assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
+    }
+
+    #[test]
+    fn what_is_of_another_cluster_or_the_node_of_other_guests_stays_as_it_is() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, place, state] = ["bundle", "etc", "state"].map(|name| directory.path().join(name));
+        let [old, new] = [1, 2].map(|number| NodeId::new(uuid::Uuid::from_u128(number)));
+        let join_as = |node| {
+            fs::write(&file, encode(&bundle(node))).unwrap();
+            join(&file, &place, &state).map(|_| ()).map_err(|failure| failure.message)
+        };
+        fs::create_dir_all(&place).unwrap();
+        fs::write(place.join("ca.pem"), "another").unwrap();
+        let why = join_as(new).unwrap_err();
+        assert!(why.contains("ca.pem is of another cluster"), "{why}");
+        assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), "another");
+        fs::write(place.join("ca.pem"), "authority").unwrap();
+        fs::create_dir_all(state.join(RECORDS)).unwrap();
+        fs::write(state.join("uuid"), old.to_string()).unwrap();
+        fs::write(state.join(RECORDS).join(format!("{}.json", uuid::Uuid::nil())), "{}").unwrap();
+        let why = join_as(new).unwrap_err();
+        assert!(why.contains(&format!("the guests here are node {old}'s")), "{why}");
+        assert_eq!(fs::read_dir(&place).unwrap().count(), 1, "nothing else is written");
+        join_as(old).unwrap();
+        // Of a node that is known its own cluster decides.
+        fs::write(place.join("ca.pem"), "another").unwrap();
+        join_as(old).unwrap();
+        assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), "authority");
     }
 }

@@ -16,7 +16,7 @@ use ec_runtime::{
 use ecompute::{
     agent,
     check::{check, mixed, warnings},
-    config::Settings,
+    config::{STATE_DIR, Settings},
     join::{self, join},
     port::Port,
 };
@@ -84,7 +84,7 @@ fn main() -> ExitCode {
 
 fn run(cli: &Cli) -> Result<u8, Failure> {
     if let Some(Command::Join { bundle, directory }) = &cli.command {
-        let joined = join(bundle, directory)?;
+        let joined = join(bundle, directory, Path::new(STATE_DIR))?;
         let mut lines: Vec<_> =
             joined.written.iter().map(|path| format!("wrote {}", path.display())).collect();
         lines.extend(joined.differs);
