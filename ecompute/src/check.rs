@@ -63,8 +63,8 @@ pub async fn check(settings: &Settings, file: Option<PathBuf>) -> Result<u8, Fai
         Line { what: "network", found: bounded(network(settings)).await },
         Line { what: "guests", found: guests(settings).await },
         Line { what: "metadata", found: metadata(settings).await },
-        Line { what: "disk", found: disk(settings) },
-        Line { what: "host", found: host(settings) },
+        Line { what: "disk", found: of_storage(settings, disk).await },
+        Line { what: "host", found: of_storage(settings, host).await },
         Line { what: "certificates", found: certificates(settings) },
         Line { what: "port", found: port(settings).await },
     ];
@@ -104,8 +104,12 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     warnings.extend(placement.open_door());
     warnings.extend(settings.open_port());
     let known = settings.clone();
-    // Walks through directories, which may take long.
-    warnings.extend(Host::default().blocking(move || withheld(&known)).await.unwrap_or_default());
+    // Walks through directories, which may take long, or for ever: a line of the check tells of that.
+    let machine = Host::default();
+    let withheld = machine.blocking(move || withheld(&known));
+    if let Ok(Ok(withheld)) = tokio::time::timeout(PROBE_TIMEOUT, withheld).await {
+        warnings.extend(withheld);
+    }
     warnings.extend(hosted::shadowed());
     let server = async { EtcdStore::connect(settings.etcd.clone()).await?.server().await };
     if let Ok(Ok(server)) = tokio::time::timeout(PROBE_TIMEOUT, server).await {
@@ -159,6 +163,16 @@ async fn bounded(probe: impl Future<Output = Found>) -> Found {
     tokio::time::timeout(PROBE_TIMEOUT, probe)
         .await
         .unwrap_or_else(|_| Err((UNREACHABLE, format!("no answer within {} s", PROBE_TIMEOUT.as_secs()))))
+}
+
+/// Looks at this host's file systems, of which one that others serve may not answer.
+async fn of_storage(settings: &Settings, look: fn(&Settings) -> Found) -> Found {
+    let (known, machine) = (settings.clone(), Host::default());
+    let looked = machine.blocking(move || look(&known));
+    match tokio::time::timeout(PROBE_TIMEOUT, looked).await {
+        Ok(looked) => looked.unwrap_or_else(|error| Err((FAILED, error.to_string()))),
+        Err(_) => Err((FAILED, storage::silent(&settings.storage()))),
+    }
 }
 
 fn etcd_failed(error: StoreError) -> (u8, String) {
@@ -504,6 +518,8 @@ async fn port(settings: &Settings) -> Found {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
 
     fn node(n: u128) -> NodeId {
@@ -556,5 +572,42 @@ mod tests {
             let (code, why) = judged(Some(1), alive, &[], providers).unwrap_err();
             assert!(code == wanted && why.contains("two clusters"), "{code} {why}");
         }
+    }
+
+    #[test]
+    fn guests_of_another_node_are_told_before_the_start() {
+        let state = tempfile::tempdir().unwrap();
+        let text = format!("state_dir: {}\nuuid: {}\n", state.path().display(), node(2));
+        let file = ec_runtime::config::parse(&text, Path::new("compute.yaml")).unwrap();
+        let settings = Settings::check(&file).unwrap();
+        std::fs::write(state.path().join("uuid"), node(1).to_string()).unwrap();
+        let told = || disk(&settings).is_err_and(|(_, why)| why.contains("the guests here are node"));
+        assert!(!told(), "there are none");
+        std::fs::create_dir(settings.records()).unwrap();
+        std::fs::write(settings.records().join(format!("{}.json", uuid::Uuid::nil())), "{}").unwrap();
+        assert!(told());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn storage_that_does_not_answer_is_told_of_and_holds_up_nothing() {
+        let (state, place) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let text = format!(
+            "state_dir: {}\nshared_storage: {{name: nfs, path: {}}}\n",
+            state.path().display(),
+            place.path().display()
+        );
+        let file = ec_runtime::config::parse(&text, Path::new("compute.yaml")).unwrap();
+        let settings = Settings::check(&file).unwrap();
+        // Whoever reads it waits until somebody writes.
+        let mark = place.path().join("etcd-compute.storage");
+        assert!(std::process::Command::new("mkfifo").arg(&mark).status().unwrap().success());
+        for look in [disk, host] {
+            let (found, ()) =
+                tokio::join!(of_storage(&settings, look), tokio::time::advance(PROBE_TIMEOUT * 2));
+            let (code, why) = found.unwrap_err();
+            assert!(code == FAILED && why.contains("has not answered for 10 s"), "{why}");
+        }
+        // What was begun ends before this does.
+        std::fs::File::options().read(true).write(true).open(&mark).unwrap().write_all(b"nfs\n").unwrap();
     }
 }
