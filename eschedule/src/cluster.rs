@@ -122,8 +122,8 @@ pub(crate) enum NodeCommand {
         /// The node's name: letters, digits, - and .
         #[arg(value_parser = host)]
         name: String,
-        /// By what others reach the host, for consoles and readings; may be given more than once [default: NAME, and with --again
-        /// what the last bundle had]
+        /// By what others reach the host, for consoles and readings; may be given more than once [default: what the node's last bundle
+        /// had, or NAME]
         #[arg(long = "host", value_name = "HOST", value_parser = host)]
         hosts: Vec<String>,
         /// The uuid of a node that is there already [default: a new one]
@@ -406,7 +406,7 @@ impl Cluster {
             )));
         }
         let user = Part::Node(node).role();
-        if hosts.is_empty() && again {
+        if hosts.is_empty() {
             hosts = self.files.hosts_given(&user)?;
         }
         if hosts.is_empty() {

@@ -236,7 +236,7 @@ fn next(data_dir: &Path, file: &Path, ours: bool) -> Vec<String> {
             [
                 "eschedule cluster init    # users, rights and tokens as they are now",
                 "eschedule node list    # whom the backup lets in: `eschedule node revoke NAME` for each that was revoked since, \
-                 `eschedule node add NAME --uuid UUID` for each that was added since, `eschedule node add NAME --again` for each \
+                 `eschedule node add NAME --host HOST --uuid UUID` for each that was added since, `eschedule node add NAME --again` for each \
                  that was given new credentials since",
             ]
             .map(str::to_owned),

@@ -346,9 +346,10 @@ impl Directory {
         self.write(&format!("{GIVEN}/{name}-{}.pem", &new_token()[..16]), certificate)
     }
 
-    /// The names and addresses in the newest certificate that this user was given; none where none is known.
+    /// The names and addresses in the newest certificate that this user was given, be it revoked by now; none where none is known.
     pub(super) fn hosts_given(&self, user: &str) -> Result<Vec<String>, Failure> {
-        let given = certificates(&self.file(GIVEN))?.into_iter().map(|(_, certificate)| certificate);
+        let given = certificates(&self.file(GIVEN))?.into_iter().chain(certificates(&self.revoked())?);
+        let given = given.map(|(_, certificate)| certificate);
         let newest = given.filter(|given| given.name == user).max_by_key(|given| given.ends);
         Ok(newest.map(|newest| newest.hosts).unwrap_or_default())
     }
@@ -627,6 +628,7 @@ mod tests {
         // Also where it is said again.
         for _ in 0..2 {
             assert_eq!(files.revoke_given("ecompute-1").ok().unwrap(), 1);
+            assert_eq!(files.hosts_given("ecompute-1").ok().unwrap(), hosts(&["10.0.0.2", "h2"]));
         }
         assert_eq!(files.revoked_users().ok().unwrap(), ["ecompute-1".to_owned()].into());
         give(&files, "ecompute-1", &["h2"]);
