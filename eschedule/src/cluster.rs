@@ -7,6 +7,7 @@ mod files;
 use std::{
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use clap::{Args, Subcommand};
@@ -14,7 +15,7 @@ use ec_cloud::{CloudError, Membership, Part, ROOT};
 use ec_model::{NodeId, encode, input::is_hostname};
 use ec_pki::{Access, Bundle, new_token};
 use ec_runtime::exit::{Failure, UNREACHABLE, tell};
-use ec_store::{EtcdConfig, EtcdStore, EtcdTls};
+use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store};
 use serde::Serialize;
 
 use self::files::Directory;
@@ -62,6 +63,9 @@ Examples:
   eschedule cluster restore /backup/cluster.tar --data-dir /var/lib/etcd/restored
   eschedule heal          # when etcd runs with it: brings back what nodes hold and the backup lacks";
 
+/// An etcd of this host answers in less.
+const ANSWERS_IN: Duration = Duration::from_secs(2);
+
 /// What a revoked node still has: etcd looks at rights when a watch begins and at certificates when a connection does, and never again.
 const STILL_OPEN: &str = "eschedule: what it watches in etcd at this moment it goes on hearing of; to end that, start etcd anew: systemctl restart etcd";
 
@@ -74,6 +78,9 @@ pub(crate) enum ClusterCommand {
         /// Names and addresses of this host, for others; the first is where they will look for etcd and placement
         #[arg(value_name = "HOST", value_parser = host)]
         hosts: Vec<String>,
+        /// Begin with an empty etcd, also where one is there that knows a cloud
+        #[arg(long)]
+        anew: bool,
         #[command(flatten)]
         place: Administered,
     },
@@ -229,7 +236,7 @@ pub(crate) async fn cluster(
     output: Output,
 ) -> Result<(), Failure> {
     match command {
-        ClusterCommand::Init { hosts, place } => init(place.meant(config)?, &hosts, output).await,
+        ClusterCommand::Init { hosts, anew, place } => init(place.meant(config)?, &hosts, anew, output).await,
         ClusterCommand::Renew { place } => {
             let files = Directory::new(place.meant(config)?);
             files.expect()?;
@@ -286,8 +293,12 @@ pub(crate) async fn node(
     }
 }
 
-async fn init(directory: &Path, hosts: &[String], output: Output) -> Result<(), Failure> {
+async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) -> Result<(), Failure> {
     let files = Directory::new(directory);
+    // Who names no host is told so.
+    if !anew && !hosts.is_empty() && !files.authority().exists() {
+        refuse_left_behind(&files).await?;
+    }
     let made = files.complete(hosts)?;
     if let Some(unnamed) = files.unnamed(hosts) {
         tell(&format!("eschedule: {unnamed}"));
@@ -308,6 +319,28 @@ async fn init(directory: &Path, hosts: &[String], output: Output) -> Result<(), 
     };
     let done = Initialised { directory: files.path().to_owned(), made, secured: Some(secured) };
     output.print(&done, || done.made.clone(), || told(&files, &done))
+}
+
+/// Refuses to begin a cluster, whose etcd is its own, beside an etcd that knows a cloud: that would be forgotten without a word.
+async fn refuse_left_behind(files: &Directory) -> Result<(), Failure> {
+    let file = files.schedule();
+    // Of a file that is wrong another refusal tells.
+    let Ok(settings) = Settings::load(file.exists().then_some(file.as_path())) else { return Ok(()) };
+    let (etcd, root) = (settings.etcd, settings.keys.root().to_owned());
+    if etcd.tls.is_some() {
+        return Ok(());
+    }
+    let at = etcd.endpoints.join(", ");
+    let etcd = EtcdConfig { timeout: ANSWERS_IN, ..etcd };
+    let known = async { EtcdStore::connect(etcd).await?.keys(&format!("{root}/")).await };
+    match known.await {
+        Ok(keys) if !keys.is_empty() => Err(Failure::usage(format!(
+            "etcd at {at} has keys below {root}, of a cloud that the etcd of a cluster made here would not know: docs/cluster.md \
+             (\"A host that had a cloud already\") says how it comes along; --anew begins without it"
+        ))),
+        // There is none, or what is there is somebody else's.
+        _ => Ok(()),
+    }
 }
 
 fn made(files: &Directory, names: &[String]) -> Vec<String> {

@@ -625,6 +625,43 @@ async fn revoked_at(binary: &Path) -> Result<()> {
     host.until("etcd is there", secured).await?;
     ensure!(host.administered(&["cluster", "init"])?.contains("etcd does not look at"));
     ensure!(node(known)?);
+    // Let in again, it is looked for where it was.
+    let (uuid, out) = (known.node.to_string(), host.file("again.bundle"));
+    host.administered(&["node", "add", "host1", "--uuid", &uuid, "--out", &out.display().to_string()])?;
+    let bundle: Value = serde_json::from_str(&fs::read_to_string(out)?)?;
+    assert_eq!(bundle["host"], "127.0.0.1");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_host_that_had_a_cloud_brings_it_along() -> Result<()> {
+    let (host, other) = (Host::new()?, Host::new()?);
+    let directory = host.file("cluster");
+    let mut etcd = Command::new("etcd");
+    etcd.arg("--data-dir").arg(host.file("old"));
+    let mut old = start(etcd, &host.file("etcd.log"))?;
+    let cloud = EtcdStore::connect(EtcdConfig::default()).await?;
+    let put = async || cloud.txn(Txn::new().put("/ecompute/kept", "kept")).await.is_ok();
+    host.until("the old etcd is there", put).await?;
+    host.refused(&["cluster", "init", "127.0.0.1"], 2, "--anew begins without it")?;
+    ensure!(!directory.exists());
+    // Who wants none of it says so.
+    other.administered(&["cluster", "init", "127.0.0.1", "--anew"])?;
+
+    let (file, data) =
+        (host.file("cloud.tar").display().to_string(), host.file("etcd").display().to_string());
+    host.administered(&["cluster", "backup", &file])?;
+    old.0.kill()?;
+    old.0.wait()?;
+    host.administered(&["cluster", "init", "127.0.0.1"])?;
+    host.administered(&["cluster", "restore", &file, "--data-dir", &data])?;
+    let _etcd = host.start_etcd()?;
+    host.until("etcd has users", async || {
+        host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success())
+    })
+    .await?;
+    let kept = etcd_as(&directory, "root").await?.get("/ecompute/kept").await?.0.context("it came along")?;
+    assert_eq!(kept.value, b"kept");
     Ok(())
 }
 
