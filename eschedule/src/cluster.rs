@@ -391,6 +391,7 @@ impl Cluster {
     async fn open(directory: &Path) -> Result<Self, Failure> {
         let files = Directory::new(directory);
         files.expect()?;
+        files.expect_made("schedule.yaml")?;
         let settings = Settings::load(Some(&files.schedule()))?;
         let client = Some(files.pair(ROOT));
         let etcd = EtcdConfig {

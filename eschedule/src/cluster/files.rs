@@ -265,6 +265,9 @@ impl Directory {
             fs::create_dir_all(&self.0).map_err(failed("make directory", &self.0))?;
         }
         let _lock = self.lock()?;
+        if hosts.is_empty() {
+            self.configurations("").iter().try_for_each(|(name, _)| self.expect_made(name))?;
+        }
         // Somebody else may have begun it meanwhile.
         let begins = begins && !self.authority().exists();
         for (name, text) in hosts.first().map(|host| self.configurations(host)).into_iter().flatten() {
@@ -461,6 +464,18 @@ impl Directory {
         Ok(())
     }
 
+    /// Refuses where a configuration file is missing, or is as it was shipped: it names nobody who is of this cluster.
+    pub(super) fn expect_made(&self, name: &str) -> Result<(), Failure> {
+        if self.find(name)? != Found::Nothing {
+            return Ok(());
+        }
+        Err(Failure::usage(format!(
+            "{} is missing, or as it was shipped, and is made for this host: name it as others reach it, as in `{} 10.0.0.1`",
+            self.file(name).display(),
+            self.again()
+        )))
+    }
+
     /// What is in the place of a configuration file.
     fn find(&self, name: &str) -> Result<Found, Failure> {
         let path = self.file(name);
@@ -606,6 +621,26 @@ mod tests {
         fs::write(files.schedule(), "etcd:\n  # user_data_key: x\n").unwrap();
         assert!(!files.seals());
         assert_eq!(files.complete(&[]).unwrap(), [USER_DATA_KEY]);
+    }
+
+    #[test]
+    fn configuration_is_made_for_a_host_that_is_named() {
+        let (_place, files) = begun();
+        let shipped = include_str!("../../../schedule.yaml");
+        // As where the package was purged and installed again.
+        fs::write(files.schedule(), shipped).unwrap();
+        fs::remove_file(files.file("root.pem")).unwrap();
+        for told in [files.complete(&[]).err(), files.expect_made("schedule.yaml").err()] {
+            let message = told.unwrap().message;
+            assert!(message.contains("schedule.yaml is missing, or as it was shipped"), "{message}");
+        }
+        assert!(!files.file("root.pem").exists(), "nothing is made by halves");
+        files.complete(&hosts(&["10.0.0.1"])).unwrap();
+        files.expect_made("schedule.yaml").unwrap();
+        assert_eq!(files.complete(&[]).unwrap(), hosts(&[]));
+        fs::remove_file(files.etcd()).unwrap();
+        let message = files.complete(&[]).err().unwrap().message;
+        assert!(message.contains("etcd.yaml is missing"), "{message}");
     }
 
     #[test]
