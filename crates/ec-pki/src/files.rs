@@ -3,7 +3,7 @@
 use std::{
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt, fchown},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
@@ -18,7 +18,7 @@ pub enum Access {
     Public,
 }
 
-/// Writes a file, in place of one that is there; whoever reads it, and whenever this breaks off, finds the old or the new one.
+/// Writes a file, in place of one that is there; of a secret that a group may read, that goes on. Whoever reads it, and whenever this breaks off, finds the old or the new one.
 ///
 /// # Errors
 /// Why it cannot be written.
@@ -73,7 +73,17 @@ fn put_down(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
         _ => {}
     }
     let mut file = File::options().write(true).create_new(true).mode(0o600).open(&half)?;
-    if let Access::Group(group) = access {
+    // Whom an operator let read a secret reads the next one too, unless that was everybody.
+    let before = fs::metadata(path).ok().filter(|before| {
+        let mode = before.permissions().mode();
+        access != Access::Public && mode & 0o070 != 0 && mode & 0o007 == 0
+    });
+    let (group, mode) = match (before, access) {
+        (Some(before), _) => (Some(before.gid()), before.permissions().mode() & 0o777),
+        (None, Access::Group(group)) => (Some(group), mode),
+        (None, _) => (None, mode),
+    };
+    if let Some(group) = group {
         fchown(&file, None, Some(group))?;
     }
     // Whatever the umask is.
@@ -89,8 +99,6 @@ fn directory(path: &Path) -> &Path {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::MetadataExt;
-
     use super::*;
 
     #[test]
@@ -106,6 +114,12 @@ mod tests {
         let group = fs::metadata(&path).unwrap().gid();
         write(&path, "shared", Access::Group(group)).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o640);
+        // Somebody let its group read it, and then everybody.
+        for (mode, kept) in [(0o440, 0o440), (0o644, 0o600)] {
+            fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            write(&path, "secret", Access::Secret).unwrap();
+            assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, kept);
+        }
     }
 
     #[test]

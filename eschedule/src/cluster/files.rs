@@ -624,6 +624,25 @@ mod tests {
     }
 
     #[test]
+    fn whom_an_operator_gave_a_key_to_reads_the_next_one_too() {
+        use std::os::unix::fs::{MetadataExt, PermissionsExt};
+        let (_place, files) = begun();
+        let key = files.file("eschedule.key");
+        let before = fs::read(&key).unwrap();
+        let is = || fs::metadata(&key).map(|key| (key.mode() & 0o777, key.gid())).unwrap();
+        // Only root can give it to a group that is not its own.
+        let group = if Uid::effective().is_root() { 12345 } else { is().1 };
+        std::os::unix::fs::chown(&key, None, Some(group)).unwrap();
+        for (mode, kept) in [(0o640, 0o640), (0o644, 0o600)] {
+            fs::set_permissions(&key, fs::Permissions::from_mode(mode)).unwrap();
+            files.renew().unwrap();
+            assert_eq!(is().0, kept);
+            assert!(kept == 0o600 || is().1 == group);
+        }
+        assert_ne!(fs::read(&key).unwrap(), before);
+    }
+
+    #[test]
     fn configuration_is_made_for_a_host_that_is_named() {
         let (_place, files) = begun();
         let shipped = include_str!("../../../schedule.yaml");
