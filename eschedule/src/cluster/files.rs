@@ -72,6 +72,8 @@ const ISSUED: &str = "issued";
 const REVOKED: &str = "revoked";
 /// The list of them, for etcd.
 const REVOKED_LIST: &str = "revoked.crl";
+/// What etcd's service is told, where Debian's packages brought it; below `/`.
+const ETCD_DEFAULTS: &str = "etc/default/etcd";
 /// By these a host reaches itself.
 const ITSELF: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
@@ -159,7 +161,17 @@ impl Directory {
 
     /// How etcd is started.
     pub(super) fn start_etcd(&self) -> String {
-        format!("etcd --config-file {}", self.file("etcd.yaml").display())
+        self.start_etcd_of(Path::new("/"))
+    }
+
+    /// The same on the host whose files these are.
+    fn start_etcd_of(&self, root: &Path) -> String {
+        let etcd = self.etcd();
+        let etcd = etcd.display();
+        match self.is_of_services(root, &["etcd"]) && root.join(ETCD_DEFAULTS).exists() {
+            true => format!("echo ETCD_CONFIG_FILE={etcd} >>/{ETCD_DEFAULTS} && systemctl restart etcd"),
+            false => format!("etcd --config-file {etcd}"),
+        }
     }
 
     /// How `cluster init` is said again.
@@ -173,11 +185,30 @@ impl Directory {
 
     /// How placement and the controller are started.
     pub(super) fn start_control(&self) -> String {
+        self.start_control_of(Path::new("/"))
+    }
+
+    /// The same on the host whose files these are.
+    fn start_control_of(&self, root: &Path) -> String {
+        if self.is_of_services(root, &["eplacement", "econtroller"]) {
+            return "systemctl enable --now eplacement econtroller".to_owned();
+        }
         format!(
             "start `eplacement --config {}` and `econtroller --config {}`",
             self.file("eplacement.yaml").display(),
             self.file("controller.yaml").display()
         )
+    }
+
+    /// Whether these are what services of these names read, on a host where systemd runs and has such.
+    fn is_of_services(&self, root: &Path, names: &[&str]) -> bool {
+        let is_there = |name: &&str| {
+            let unit = format!("systemd/system/{name}.service");
+            ["etc", "usr/lib", "lib"].iter().any(|place| root.join(place).join(&unit).exists())
+        };
+        self.0 == Path::new(DIRECTORY)
+            && root.join("run/systemd/system").exists()
+            && names.iter().all(is_there)
     }
 
     /// Refuses where there is no cluster.
@@ -669,6 +700,39 @@ mod tests {
         let told = files.unnamed(&hosts(&["h1", "control.example"])).unwrap();
         assert!(told.contains("not for control.example: move them away (mv /"), "{told}");
         assert!(told.contains("/etcd.pem") && told.contains("/eplacement.pem"), "{told}");
+    }
+
+    #[test]
+    fn services_are_started_as_such_where_there_are_some() {
+        let root = tempfile::tempdir().unwrap();
+        let files = Directory::new(Path::new(DIRECTORY));
+        let told =
+            |files: &Directory| (files.start_etcd_of(root.path()), files.start_control_of(root.path()));
+        let put = |file: &str| {
+            let path = root.path().join(file);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, "").unwrap();
+        };
+        for service in ["etcd", "eplacement", "econtroller"] {
+            put(&format!("usr/lib/systemd/system/{service}.service"));
+        }
+        put(ETCD_DEFAULTS);
+        // systemd does not run.
+        assert_eq!(told(&files).0, "etcd --config-file /etc/ecompute/etcd.yaml");
+        assert!(told(&files).1.starts_with("start `eplacement --config"));
+        fs::create_dir_all(root.path().join("run/systemd/system")).unwrap();
+        assert_eq!(
+            told(&files),
+            (
+                "echo ETCD_CONFIG_FILE=/etc/ecompute/etcd.yaml >>/etc/default/etcd && systemctl restart etcd"
+                    .into(),
+                "systemctl enable --now eplacement econtroller".into()
+            )
+        );
+        // They read no other directory.
+        let (etcd, control) = told(&Directory::new(Path::new("/srv/cluster")));
+        assert_eq!(etcd, "etcd --config-file /srv/cluster/etcd.yaml");
+        assert!(control.starts_with("start `eplacement --config /srv/"), "{control}");
     }
 
     #[test]
