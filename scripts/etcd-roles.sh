@@ -9,7 +9,7 @@
 # Reads the new user's password from standard input. etcdctl finds the etcd, and who may make users there, as
 # always: ETCDCTL_ENDPOINTS, ETCDCTL_USER, ETCDCTL_CACERT … PREFIX (default /ecompute) is `etcd.prefix` of compute.yaml,
 # PLACEMENT_PREFIX (default PREFIX/placement) is `prefix` of eplacement.yaml. Doing it again changes nothing but the
-# password.
+# password; with another prefix it is refused.
 set -euo pipefail
 export ETCDCTL_API=3
 prefix=${PREFIX:-/ecompute}
@@ -45,7 +45,21 @@ esac
 IFS= read -r password || [ -n "$password" ] || usage "no password came"
 [ -n "$password" ] || usage "the password is empty"
 
-etcdctl role get "$role" >/dev/null 2>&1 || etcdctl role add "$role" >/dev/null
+# Roles have the same names whatever the prefix is: one that two clouds had would let each into the other.
+if has=$(etcdctl role get "$role" 2>/dev/null); then
+  while read -r key; do
+    key=${key#\[} key=${key%%,*}
+    case $key in
+    "$prefix"/* | "${placement%/}"/* | "${placement%/}-tokens/"*) ;;
+    *)
+      echo "etcd-roles: role $role has rights to $key, which is not below $prefix: it is another cloud's; give each an etcd of its own" >&2
+      exit 1
+      ;;
+    esac
+  done < <(sed -n 's/^\t//p' <<<"$has")
+else
+  etcdctl role add "$role" >/dev/null
+fi
 grant() { etcdctl role grant-permission "$role" "$@" >/dev/null; }
 for key in "${keys[@]}"; do grant readwrite "$prefix/$key"; done
 for tree in "${trees[@]}"; do grant --prefix readwrite "$prefix/$tree"; done

@@ -2,7 +2,7 @@
 
 use std::{
     io::Write,
-    process::{Command, Stdio},
+    process::{Command, Output, Stdio},
 };
 
 use anyhow::{Context, Result, ensure};
@@ -12,8 +12,15 @@ use ec_tests::{EtcdUsers, Stack, TINY};
 
 /// Runs the script that operators run; answers what it said.
 fn roles(users: &EtcdUsers, arguments: &[&str], password: &str) -> Result<String> {
+    let output = run(users, "/ecompute", arguments, password)?;
+    ensure!(output.status.success(), "{output:?}");
+    Ok(String::from_utf8(output.stdout)?)
+}
+
+fn run(users: &EtcdUsers, prefix: &str, arguments: &[&str], password: &str) -> Result<Output> {
     let mut script = Command::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../scripts/etcd-roles.sh"))
         .args(arguments)
+        .env("PREFIX", prefix)
         .env("ETCDCTL_ENDPOINTS", &users.endpoint)
         .env("ETCDCTL_USER", format!("root:{}", users.root_password))
         .stdin(Stdio::piped())
@@ -21,9 +28,7 @@ fn roles(users: &EtcdUsers, arguments: &[&str], password: &str) -> Result<String
         .stderr(Stdio::piped())
         .spawn()?;
     writeln!(script.stdin.take().context("no input")?, "{password}")?;
-    let output = script.wait_with_output()?;
-    ensure!(output.status.success(), "{output:?}");
-    Ok(String::from_utf8(output.stdout)?)
+    Ok(script.wait_with_output()?)
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -33,7 +38,14 @@ async fn a_cloud_works_with_a_user_for_each_part_and_a_node_writes_nothing_of_an
         roles(users, &["control", "control"], "control-secret")?;
         roles(users, &["placement", "placement"], "placement-secret")?;
         // Again: nothing but the password changes.
-        roles(users, &["control", "control"], "control-secret").map(drop)
+        roles(users, &["control", "control"], "control-secret")?;
+        // Another cloud's users would have this one's rights.
+        for part in ["control", "placement"] {
+            let other = run(users, "/ecompute2", &[part, "theirs"], "their-secret")?;
+            let said = String::from_utf8(other.stderr)?;
+            ensure!(other.status.code() == Some(1) && said.contains("not below /ecompute2"), "{said}");
+        }
+        Ok(())
     })
     .await?;
     stack.start_agent("").await?;
