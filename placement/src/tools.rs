@@ -149,6 +149,10 @@ pub(super) async fn export(
             Snapshot::of(&loaded.whole().map_err(transfer_failure)?)
         }
     };
+    // Who writes it every night hears of that as long as it can be mended.
+    if let Err(error) = snapshot.check_sound() {
+        eprintln!("eplacement: warning: {error}");
+    }
     let text = serde_json::to_string_pretty(&snapshot)
         .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
     let text = text + "\n";
@@ -200,14 +204,16 @@ pub(super) async fn import(
     }
     let (store, keys, config) = open(&options).await?;
     let operations = config.max_txn_ops.unwrap_or(Limits::default().operations);
-    transfer::import(&store, &keys, &snapshot, operations, seconds()).await.map_err(|error| {
-        match (error, &file) {
-            (error @ TransferError::Unsound(_), Some(path)) => {
-                Failure::usage(format!("{}: {error}", path.display()))
-            }
-            (error, _) => transfer_failure(error),
+    let imported = transfer::import(&store, &keys, &snapshot, operations, seconds()).await;
+    let loose = imported.map_err(|error| match (error, &file) {
+        (error @ TransferError::Unsound(_), Some(path)) => {
+            Failure::usage(format!("{}: {error}", path.display()))
         }
+        (error, _) => transfer_failure(error),
     })?;
+    for finding in loose {
+        eprintln!("eplacement: warning: {finding}");
+    }
     if let Some(url) = &source.from {
         // What changed at the source meanwhile would be lost without a word.
         let again = fetch(url, &source).await?;

@@ -162,48 +162,114 @@ async fn names_that_nobody_made_and_this_release_does_not_know_are_told() {
     import(&store, &keys(), &serde_json::from_value(newer).unwrap(), 40, 7).await.unwrap();
 }
 
+/// A document in which this is otherwise.
+fn with(document: &Value, changes: Vec<(String, Value)>) -> Snapshot {
+    let mut changed = document.clone();
+    for (at, value) in changes {
+        let (within, field) = at.rsplit_once('/').unwrap();
+        changed.pointer_mut(within).unwrap()[field] = value;
+    }
+    serde_json::from_value(changed).unwrap()
+}
+
 #[tokio::test]
-async fn what_does_not_fit_together_is_refused_before_anything_is_written() {
-    let document = serde_json::to_value(cloud(1, 3, "host")).unwrap();
+async fn what_cannot_be_served_is_refused_before_anything_is_written() {
+    let document = serde_json::to_value(cloud(1, 20, "host")).unwrap();
     let (first, second) = (Uuid::from_u128(1).to_string(), Uuid::from_u128(2).to_string());
     let guest = Uuid::from_u128(100_001).to_string();
     let provider = |field: &str, value: Value| (format!("/providers/{first}/{field}"), value);
     let consumer = |field: &str, value: Value| (format!("/consumers/{guest}/{field}"), value);
-    let nobody = Uuid::from_u128(99);
     let cases = [
         (vec![provider("inventories", json!({"VCPU": {"total": -5}}))], "total is -5"),
         (vec![provider("version", json!(9))], "its version is 9"),
         (vec![provider("generation", json!(-1))], "its generation is -1"),
-        (vec![provider("parent", json!(nobody))], "above it is not there"),
         (
             vec![provider("parent", json!(second)), (format!("/providers/{second}/parent"), json!(first))],
             "is in a loop",
         ),
         (vec![provider("name", json!("host-1"))], "its name host-1 is that of"),
-        (vec![provider("traits", json!(["CUSTOM_NOBODYS"]))], "which is no trait"),
         (vec![consumer("version", json!(9))], "its version is 9"),
+        (vec![consumer("generation", json!(-1))], "its generation is -1"),
         (vec![consumer("allocations", json!({&first: {"VCPU": 0}}))], "its amount of VCPU is 0"),
-        (vec![consumer("allocations", json!({nobody.to_string(): {"VCPU": 1}}))], "which is not there"),
-        (vec![("/traits".to_owned(), json!(["TRAIT"]))], "/p/traits/TRAIT is no custom name"),
+        (vec![("/traits".to_owned(), json!(["TRAIT"]))], "/traits/TRAIT is no custom name"),
     ];
     for (changes, wanted) in cases {
-        let mut broken = document.clone();
-        for (at, value) in changes {
-            let (within, field) = at.rsplit_once('/').unwrap();
-            broken.pointer_mut(within).unwrap()[field] = value;
-        }
         let store = MemoryStore::new();
-        let broken: Snapshot = serde_json::from_value(broken).unwrap();
+        let broken = with(&document, changes);
         let error = import(&store, &keys(), &broken, 40, 7).await.unwrap_err();
         assert!(matches!(error, TransferError::Unsound(_)), "{error}");
         assert!(error.to_string().contains(wanted), "{wanted}: {error}");
         assert_eq!(store.content("/p/").pairs, Vec::new(), "{wanted}");
     }
-    // Not all of a document in which nothing fits.
-    let mut broken = cloud(1, 40, "host");
-    broken.providers.clear();
-    let error = import(&MemoryStore::new(), &keys(), &broken, 40, 7).await.unwrap_err().to_string();
-    assert!(error.ends_with("; and 30 more"), "{error}");
+    // Not all of a document in which nothing can be read.
+    let spoilt = (1..=20).map(|number| {
+        let host = Uuid::from_u128(number);
+        (format!("/providers/{host}/generation"), json!(-1))
+    });
+    let error = import(&MemoryStore::new(), &keys(), &with(&document, spoilt.collect()), 40, 7).await;
+    assert!(error.unwrap_err().to_string().ends_with("; and 10 more"));
+}
+
+#[tokio::test]
+async fn what_does_not_fit_together_is_taken_and_told() {
+    let document = serde_json::to_value(cloud(1, 3, "host")).unwrap();
+    let (first, nobody) = (Uuid::from_u128(1), Uuid::from_u128(99).to_string());
+    let guest = Uuid::from_u128(100_001);
+    let provider = |field: &str, value: Value| (format!("/providers/{first}/{field}"), value);
+    let consumer = |field: &str, value: Value| (format!("/consumers/{guest}/{field}"), value);
+    let cases = [
+        (provider("parent", json!(nobody)), "above it is not there"),
+        (provider("traits", json!(["CUSTOM_NOBODYS"])), "which is no trait"),
+        (provider("inventories", json!({})), "which has none"),
+        (consumer("allocations", json!({&nobody: {"VCPU": 1}})), "which is not there"),
+        (consumer("allocations", json!({})), "has no allocations"),
+    ];
+    for (change, wanted) in cases {
+        let (store, loose) = (MemoryStore::new(), with(&document, vec![change]));
+        let told = import(&store, &keys(), &loose, 40, 7).await.unwrap();
+        assert!(told.len() == 1 && told[0].contains(wanted), "{wanted}: {told:?}");
+        assert_eq!(stored(&store).await, loose);
+    }
+    let sound = import(&MemoryStore::new(), &keys(), &with(&document, Vec::new()), 40, 7).await.unwrap();
+    assert_eq!(sound, Vec::<String>::new());
+}
+
+/// Of a cloud of which somebody deleted providers by hand, as the handbook says.
+#[tokio::test]
+async fn what_was_exported_between_two_repairs_goes_back_and_so_does_what_broke_off() {
+    let store = MemoryStore::new();
+    import(&store, &keys(), &cloud(1, 40, "host"), 40, 7).await.unwrap();
+    for number in 1..=40 {
+        let host = Uuid::from_u128(number);
+        store.txn(Txn::new().delete(format!("/p/providers/{host}"))).await.unwrap();
+    }
+    let exported = stored(&store).await;
+    assert_eq!((exported.providers.len(), exported.consumers.len()), (0, 40));
+    let place = MemoryStore::new();
+    let broken = Faulty::new(&place, Fault::Breaks(1, true));
+    assert!(import(&broken, &keys(), &exported, 20, 7).await.is_err());
+    let told = import(&place, &keys(), &exported, 20, 7).await.unwrap();
+    assert!(told.len() == 11 && told[10] == "and 30 more", "{told:?}");
+    assert_eq!(exported.differences(&stored(&place).await), Vec::<String>::new());
+}
+
+/// The release before kept the generation that OpenStack has for those that it made up.
+#[tokio::test]
+async fn a_consumer_of_the_generation_0_is_counted_from_1_wherever_it_comes_from() {
+    let guest = Uuid::from_u128(100_001);
+    let mut document = serde_json::to_value(cloud(1, 3, "host")).unwrap();
+    document["consumers"][guest.to_string()]["generation"] = json!(0);
+    let older: Snapshot = serde_json::from_value(document).unwrap();
+    assert_eq!(older, cloud(1, 3, "host"));
+    let store = MemoryStore::new();
+    assert_eq!(import(&store, &keys(), &older, 40, 7).await.unwrap(), Vec::<String>::new());
+    let key = format!("/p/consumers/{guest}");
+    let text = String::from_utf8(store.content(&key).pairs[0].value.clone()).unwrap();
+    assert!(text.contains("\"generation\":1,"), "{text}");
+    let before = text.replace("\"generation\":1,", "\"generation\":0,");
+    store.txn(Txn::new().put(key, before)).await.unwrap();
+    assert_eq!(stored(&store).await, older, "exported");
+    import(&store, &keys(), &older, 40, 7).await.unwrap();
 }
 
 #[tokio::test]

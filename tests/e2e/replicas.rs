@@ -456,14 +456,21 @@ fn a_cloud_is_exported_imported_and_checked_by_the_command_line() -> Result<()> 
     fs::write(directory.path().join("other.json"), other.to_string())?;
     let other = tool(&["import", "other.json"])?;
     ensure!(other.0 == Some(1) && other.1.contains("empty place"), "{other:?}");
-    // What does not fit is told, and the exit code says so: before it is there, and where somebody deleted something.
-    let mut broken = again;
-    broken["providers"] = json!({});
+    // What cannot be served is refused before it is there.
+    let host = "11111111-1111-4111-8111-111111111111";
+    let mut broken = again.clone();
+    broken["providers"][host]["parent"] = json!(host);
     fs::write(directory.path().join("broken.json"), broken.to_string())?;
     let refused = tool(&["import", "broken.json", "--prefix", "/broken"])?;
-    ensure!(refused.0 == Some(2) && refused.1.contains("which is not there"), "{refused:?}");
+    ensure!(refused.0 == Some(2) && refused.1.contains("is in a loop"), "{refused:?}");
     let nothing = tool(&["check", "--prefix", "/broken"])?;
     ensure!(nothing.0 == Some(0) && nothing.1.contains("0 providers and 0 consumers"), "{nothing:?}");
+    // What does not fit is told, when it is taken and where somebody deleted something.
+    let mut loose = again;
+    loose["providers"] = json!({});
+    fs::write(directory.path().join("loose.json"), loose.to_string())?;
+    let taken = tool(&["import", "loose.json", "--prefix", "/loose"])?;
+    ensure!(taken.0 == Some(0) && taken.1.contains("warning: consumer"), "{taken:?}");
     let key = "/ecompute/placement/providers/11111111-1111-4111-8111-111111111111";
     let deleted = Command::new("etcdctl").args(["--endpoints", &client, "del", key]).output()?;
     ensure!(deleted.stdout.starts_with(b"1"), "{deleted:?}");

@@ -4,16 +4,37 @@ use std::collections::{BTreeMap, HashSet};
 
 use uuid::Uuid;
 
-use crate::{Inventory, Key, Name, State, is_standard_class, is_standard_trait};
+use crate::{Inventory, Key, Name, Node, State, is_standard_class, is_standard_trait};
 
 /// What does not fit, one line each; nothing where all is well.
 ///
 /// That more is used than there is, is no finding: an inventory may be made smaller under its users. See
 /// [`warnings`].
 pub fn check(state: &State) -> Vec<String> {
+    let mut findings = broken(state);
+    findings.extend(loose(state));
+    findings
+}
+
+/// What cannot be served as it is: records that cannot be read, providers of one name, loops.
+pub fn broken(state: &State) -> Vec<String> {
     let mut findings: Vec<String> = state.unreadable().map(str::to_owned).collect();
+    for (_, node) in state.providers() {
+        let (uuid, Some(provider)) = (node.uuid, &node.provider) else { continue };
+        if let Some(owner) = state.provider_name(&provider.name).filter(|owner| owner.record != uuid) {
+            findings.push(format!("provider {uuid}: its name {} is that of {}", provider.name, owner.record));
+        }
+        if let Some(Top::Loop(with)) = top(state, node) {
+            findings.push(format!("provider {uuid} is in a loop with {with}"));
+        }
+    }
+    findings
+}
+
+/// What does not fit, and is served all the same: what is there without what it belongs to, above all.
+pub fn loose(state: &State) -> Vec<String> {
+    let mut findings = Vec::new();
     check_providers(state, &mut findings);
-    check_trees(state, &mut findings);
     check_consumers(state, &mut findings);
     findings
 }
@@ -53,13 +74,11 @@ fn check_providers(state: &State, findings: &mut Vec<String>) {
             }
             Some(_) => {}
         }
-        match state.provider_name(&provider.name) {
-            None => findings.push(format!("provider {uuid}: its name {} is nobody's", provider.name)),
-            Some(owner) if owner.record != uuid => {
-                findings
-                    .push(format!("provider {uuid}: its name {} is that of {}", provider.name, owner.record));
-            }
-            Some(_) => {}
+        if state.provider_name(&provider.name).is_none() {
+            findings.push(format!("provider {uuid}: its name {} is nobody's", provider.name));
+        }
+        if let Some(Top::Missing(above)) = top(state, node) {
+            findings.push(format!("provider {uuid}: {above} above it is not there"));
         }
         for (class, _) in &provider.inventories {
             if !known_class(state, class) {
@@ -87,22 +106,25 @@ fn check_providers(state: &State, findings: &mut Vec<String>) {
     }
 }
 
-fn check_trees(state: &State, findings: &mut Vec<String>) {
-    for (_, node) in state.providers() {
-        let mut seen = HashSet::from([node.uuid]);
-        let mut above = node.provider.as_ref().and_then(|provider| provider.parent);
-        while let Some(uuid) = above {
-            let Some(parent) = state.find(&uuid).and_then(|node| node.provider.as_ref()) else {
-                findings.push(format!("provider {}: {uuid} above it is not there", node.uuid));
-                break;
-            };
-            if !seen.insert(uuid) {
-                findings.push(format!("provider {} is in a loop with {uuid}", node.uuid));
-                break;
-            }
-            above = parent.parent;
+/// Where the way up from a provider ends, if not at one that has none above it.
+enum Top {
+    Missing(Uuid),
+    Loop(Uuid),
+}
+
+fn top(state: &State, node: &Node) -> Option<Top> {
+    let mut seen = HashSet::from([node.uuid]);
+    let mut above = node.provider.as_ref()?.parent;
+    while let Some(uuid) = above {
+        let Some(parent) = state.find(&uuid).and_then(|node| node.provider.as_ref()) else {
+            return Some(Top::Missing(uuid));
+        };
+        if !seen.insert(uuid) {
+            return Some(Top::Loop(uuid));
         }
+        above = parent.parent;
     }
+    None
 }
 
 fn check_consumers(state: &State, findings: &mut Vec<String>) {

@@ -6,11 +6,12 @@ use std::{
 };
 
 use ec_placement_model::{
-    Change, Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, Stored, check::check, intern,
-    is_custom, is_standard_class, is_standard_trait,
+    Change, Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, Stored,
+    check::{broken, loose},
+    intern, is_custom, is_standard_class, is_standard_trait,
 };
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize};
 use uuid::Uuid;
 
 use crate::{Common, Keys, Model};
@@ -31,7 +32,22 @@ pub struct Snapshot {
     /// By uuid.
     pub providers: BTreeMap<Uuid, SnapshotProvider>,
     /// By uuid.
+    #[serde(deserialize_with = "counted_from_one")]
     pub consumers: BTreeMap<Uuid, Consumer>,
+}
+
+fn counted_from_one<'de, D: Deserializer<'de>>(document: D) -> Result<BTreeMap<Uuid, Consumer>, D::Error> {
+    let mut consumers: BTreeMap<Uuid, Consumer> = Deserialize::deserialize(document)?;
+    consumers.values_mut().for_each(count_from_one);
+    Ok(consumers)
+}
+
+/// Those that OpenStack made up for what was claimed before it knew consumers have the generation 0 there, and had it here for as
+/// long as an import kept it.
+fn count_from_one(consumer: &mut Consumer) {
+    if consumer.generation == 0 {
+        consumer.generation = 1;
+    }
 }
 
 /// A provider with its generation.
@@ -70,8 +86,8 @@ pub enum TransferError {
          use one that does, or take them off there first"
     )]
     Unknown(String),
-    /// Not all of it can be read, or it does not fit together.
-    #[error("nothing was imported, for this does not fit together: {0}")]
+    /// Not all of it can be read, or served.
+    #[error("it cannot be imported: {0}")]
     Unsound(String),
     /// The other side did not answer as it should.
     #[error("{0}")]
@@ -92,12 +108,17 @@ impl Snapshot {
             let generation = node.generation.as_ref().map_or(0, |stored| stored.record);
             Some((node.uuid, SnapshotProvider { generation, provider }))
         });
+        let consumers = state.consumers().map(|(uuid, stored)| {
+            let mut consumer = (*stored.record).clone();
+            count_from_one(&mut consumer);
+            (*uuid, consumer)
+        });
         Self {
             version: Self::VERSION,
             traits: state.custom_traits().keys().map(ToString::to_string).collect(),
             resource_classes: state.custom_classes().keys().map(ToString::to_string).collect(),
             providers: providers.collect(),
-            consumers: state.consumers().map(|(uuid, stored)| (*uuid, (*stored.record).clone())).collect(),
+            consumers: consumers.collect(),
         }
     }
 
@@ -148,12 +169,15 @@ impl Snapshot {
         (traits.cloned().collect(), classes.cloned().collect())
     }
 
-    /// Refuses what could not be read once it is there, or would not fit together.
+    /// Refuses what could not be read once it is there, or not be served. The first of what does not fit together all the same: who is
+    /// to have it back has nothing else, and what is there without what it belongs to does no harm.
     ///
     /// # Errors
     /// The first of what was found.
-    pub fn check_sound(&self, keys: &Keys) -> Result<(), TransferError> {
-        let (mut state, mut findings) = (State::default(), Vec::new());
+    pub fn check_sound(&self) -> Result<Vec<String>, TransferError> {
+        // Wherever it shall lie.
+        let keys = Keys::new("");
+        let (mut state, mut refused) = (State::default(), Vec::new());
         for put in self.records(0).iter().flat_map(|(key, record)| keys.puts(key, record)) {
             let pair = KeyValue {
                 key: put.key,
@@ -165,7 +189,7 @@ impl Snapshot {
             };
             match keys.read(&pair).into_changes() {
                 Some(changes) => state.apply(changes),
-                None => findings.push(format!("{} is no custom name", pair.key)),
+                None => refused.push(format!("{} is no custom name", pair.key)),
             }
         }
         // They are told by `check_names`, and whoever has nothing else takes them all the same.
@@ -173,14 +197,11 @@ impl Snapshot {
         let known = || Some(Stored { record: NamedRecord::new(0), revision: 1 });
         state.apply(traits.into_iter().map(|name| Change::Trait(name, known())));
         state.apply(classes.into_iter().map(|name| Change::Class(name, known())));
-        findings.extend(check(&state));
-        if findings.is_empty() {
-            return Ok(());
+        refused.extend(broken(&state));
+        if refused.is_empty() {
+            return Ok(first(loose(&state)));
         }
-        let more = findings.len().saturating_sub(FINDINGS);
-        findings.truncate(FINDINGS);
-        findings.extend((more > 0).then(|| format!("and {more} more")));
-        Err(TransferError::Unsound(findings.join("; ")))
+        Err(TransferError::Unsound(first(refused).join("; ")))
     }
 
     /// The first things in which two differ, but for times, which an API does not tell.
@@ -229,6 +250,14 @@ impl Snapshot {
         }
         records
     }
+}
+
+/// So many of them as are told, and how many more there are.
+fn first(mut findings: Vec<String>) -> Vec<String> {
+    let more = findings.len().saturating_sub(FINDINGS);
+    findings.truncate(FINDINGS);
+    findings.extend((more > 0).then(|| format!("and {more} more")));
+    findings
 }
 
 fn keyed(names: &[String]) -> BTreeMap<String, ()> {
@@ -377,19 +406,20 @@ fn missing(
 }
 
 /// Writes a snapshot where nothing is, and reads it back to compare. One that broke off goes on where it
-/// stopped when it is done again, with the same document or another.
+/// stopped when it is done again, with the same document or another. The first of what does not fit together in it, and was taken all
+/// the same ([`Snapshot::check_sound`]).
 ///
 /// # Errors
-/// It does not fit together; there is something already, or somebody writes there meanwhile; etcd is not there; what was read back differs.
+/// It could not be read or served; there is something already, or somebody writes there meanwhile; etcd is not there; what was read back differs.
 pub async fn import(
     store: &dyn Store,
     keys: &Keys,
     snapshot: &Snapshot,
     operations: usize,
     now: Seconds,
-) -> Result<(), TransferError> {
+) -> Result<Vec<String>, TransferError> {
     snapshot.check_version()?;
-    snapshot.check_sound(keys)?;
+    let loose = snapshot.check_sound()?;
     let prefix = keys.prefix();
     let listing = store.list(keys.prefix().as_str()).await?;
     let before = Loaded::of(&listing.pairs, keys);
@@ -398,7 +428,7 @@ pub async fn import(
         && let Ok(state) = before.whole()
         && snapshot.differences(&Snapshot::of(&state)).is_empty()
     {
-        return Ok(());
+        return Ok(loose);
     }
     let Missing { mut ops, mut clock, mark } = missing(&listing.pairs, keys, snapshot, now)?;
     let text = serde_json::to_string(&mark).map_err(|error| TransferError::Unreadable(error.to_string()))?;
@@ -439,7 +469,7 @@ pub async fn import(
         Some(revision) => Compare::Unchanged(prefix.clock(), revision),
     });
     write(store, keys, done.delete(prefix.import())).await?;
-    Ok(())
+    Ok(loose)
 }
 
 async fn write(store: &dyn Store, keys: &Keys, txn: Txn) -> Result<Revision, TransferError> {

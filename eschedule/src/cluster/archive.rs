@@ -80,13 +80,14 @@ pub(crate) struct Document {
 }
 
 impl Document {
-    /// Of such a text.
-    fn of(text: &[u8]) -> Result<Self, String> {
+    /// Of such a text, with what it says.
+    fn of(text: &[u8]) -> Result<(Self, Snapshot), String> {
         let wrong = |error: &dyn std::fmt::Display| format!("{PLACEMENT}: {error}");
         let snapshot: Snapshot = serde_json::from_slice(text).map_err(|error| wrong(&error))?;
         snapshot.check_version().map_err(|error| wrong(&error))?;
         let (providers, consumers) = (snapshot.providers.len(), snapshot.consumers.len());
-        Ok(Self { providers, consumers, bytes: text.len() as u64, sha256: hex(&Sha256::digest(text)) })
+        let sha256 = hex(&Sha256::digest(text));
+        Ok((Self { providers, consumers, bytes: text.len() as u64, sha256 }, snapshot))
     }
 }
 
@@ -183,6 +184,7 @@ impl Writing {
         let document = placement.map(serde_json::to_vec_pretty).transpose();
         let document = document.map_err(|error| unwritable(error.to_string()))?;
         let placement = document.as_deref().map(Document::of).transpose().map_err(unwritable)?;
+        let placement = placement.map(|(document, _)| document);
         let manifest = Manifest { bytes, sha256, placement, ..manifest };
         self.finish(length, &manifest, document.as_deref()).map_err(failed("write", &self.half))?;
         name(&self.half, &self.path).map_err(|error| match error.kind() {
@@ -271,7 +273,15 @@ fn header(size: u64, manifest: &Manifest) -> Header {
 ///
 /// # Errors
 /// It is damaged, or none of ours.
-pub(super) fn read(path: &Path, mut database: impl Write) -> Result<Manifest, Failure> {
+pub(super) fn read(path: &Path, database: impl Write) -> Result<Manifest, Failure> {
+    whole(path, database).map(|(manifest, _)| manifest)
+}
+
+/// The same, with what placement knows, where that is in it.
+///
+/// # Errors
+/// It is damaged, or none of ours.
+pub(super) fn whole(path: &Path, mut database: impl Write) -> Result<(Manifest, Option<Snapshot>), Failure> {
     let bad = |why: &str| Failure::failed(format!("{} is not a whole backup: {why}", path.display()));
     let file = File::open(path).map_err(failed("open", path))?;
     let mut archive = Archive::new(file);
@@ -314,10 +324,11 @@ pub(super) fn read(path: &Path, mut database: impl Write) -> Result<Manifest, Fa
     if (bytes, &sha256) != (manifest.bytes, &manifest.sha256) {
         return Err(bad(&format!("{MANIFEST} is of another {DATABASE}")));
     }
-    if placement != manifest.placement {
+    let (document, snapshot) = placement.unzip();
+    if document != manifest.placement {
         return Err(bad(&format!("{MANIFEST} is of another {PLACEMENT}, or it is damaged")));
     }
-    Ok(manifest)
+    Ok((manifest, snapshot))
 }
 
 fn told(text: &[u8]) -> Result<Manifest, String> {
@@ -334,10 +345,10 @@ fn told(text: &[u8]) -> Result<Manifest, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn manifest() -> Manifest {
+    pub(in crate::cluster) fn manifest() -> Manifest {
         Manifest {
             version: Manifest::VERSION,
             created_at: Timestamp::UNIX_EPOCH,
@@ -361,7 +372,7 @@ mod tests {
     }
 
     /// As etcd sends it, in pieces of so many bytes.
-    fn written(
+    pub(in crate::cluster) fn written(
         path: &Path,
         database: &[u8],
         piece: usize,
@@ -395,6 +406,16 @@ mod tests {
             assert_eq!(read(&path, &mut read_back).unwrap(), manifest);
             assert_eq!(read_back[..database.len()], database[..]);
             assert_eq!(read_back.len(), database.len() + DIGEST);
+        }
+    }
+
+    #[test]
+    fn what_placement_knew_comes_with_what_is_whole() {
+        let directory = tempfile::tempdir().unwrap();
+        for (name, placement) in [("with.tar", Some(snapshot())), ("without.tar", None)] {
+            let path = directory.path().join(name);
+            let manifest = written(&path, b"database", 3, placement.as_ref()).unwrap();
+            assert_eq!(whole(&path, io::sink()).unwrap(), (manifest, placement));
         }
     }
 

@@ -121,8 +121,12 @@ async fn placement(store: &EtcdStore, keys: &Keyspace) -> Result<Option<Snapshot
         return Ok(None);
     }
     let loaded = transfer::load(store, &ec_placement_store::Keys::new(&prefix)).await;
-    match loaded.and_then(transfer::Loaded::whole) {
-        Ok(state) => Ok(Some(Snapshot::of(&state))),
+    let snapshot = loaded.and_then(transfer::Loaded::whole).and_then(|state| {
+        let snapshot = Snapshot::of(&state);
+        snapshot.check_sound().map(|_| snapshot)
+    });
+    match snapshot {
+        Ok(snapshot) => Ok(Some(snapshot)),
         Err(TransferError::Store(error)) => Err(error.into()),
         Err(error) => {
             tell(&format!(
@@ -135,7 +139,16 @@ async fn placement(store: &EtcdStore, keys: &Keyspace) -> Result<Option<Snapshot
 
 /// Looks whether a backup is whole.
 pub(super) fn verify(file: &Path, output: Output) -> Result<(), Failure> {
-    let manifest = archive::read(file, io::sink())?;
+    let (manifest, placement) = archive::whole(file, io::sink())?;
+    let loose = placement.as_ref().map_or(Ok(Vec::new()), Snapshot::check_sound).map_err(|error| {
+        Failure::failed(format!(
+            "the database in {} is whole, and its placement.json of no use: {error}",
+            file.display()
+        ))
+    })?;
+    for finding in loose {
+        tell(&format!("eschedule: warning: placement.json: {finding}"));
+    }
     BackedUp { file: file.to_owned(), manifest }.print("whole", output)
 }
 
@@ -351,6 +364,31 @@ mod tests {
             assert!(steps(true).contains(wanted), "{wanted}");
         }
         assert!(!steps(false).contains("node ") && steps(false).contains("eschedule heal"));
+    }
+
+    /// As an earlier release wrote them, too.
+    #[test]
+    fn a_document_that_no_import_takes_is_told_and_the_database_is_there_all_the_same() {
+        let directory = tempfile::tempdir().unwrap();
+        let (host, nobody) = ("11111111-1111-4111-8111-111111111111", "22222222-2222-4222-8222-222222222222");
+        let verified = |parent: &str| {
+            let document = serde_json::json!({
+                "version": 1, "traits": [], "resource_classes": [], "consumers": {},
+                "providers": {host: {"version": 1, "generation": 1, "name": "h", "parent": parent, "created_at": 1, "updated_at": 1}},
+            });
+            let snapshot: Snapshot = serde_json::from_value(document).unwrap();
+            let file = directory.path().join(format!("{parent}.tar"));
+            archive::tests::written(&file, b"database", 3, Some(&snapshot)).unwrap();
+            archive::read(&file, io::sink()).unwrap();
+            verify(&file, Output::Table)
+        };
+        let refused = verified(host).err().unwrap();
+        assert!(
+            refused.code == ec_runtime::exit::FAILED && refused.message.contains("is in a loop"),
+            "{}",
+            refused.message
+        );
+        verified(nobody).unwrap();
     }
 
     #[test]
