@@ -323,7 +323,12 @@ pub(crate) async fn refuse_new(
     }
     let mut told = false;
     loop {
-        match placement.shares_of(&shared.storage).await {
+        let shares = async {
+            // A list leaves out whom placement cannot read. Of this node it says so, and nobody else may be known to use it.
+            placement.provider(node).await?;
+            placement.shares_of(&shared.storage).await
+        };
+        match shares.await {
             Ok(nodes) => {
                 let by = nodes.iter().find(|other| **other == node).or(nodes.first());
                 return by.map_or(Ok(()), |by| Err(StorageError::New { path, name, by: *by }));
@@ -418,6 +423,12 @@ async fn leave_others(
 
 #[cfg(test)]
 mod tests {
+    use ec_placement_client::PlacementConfig;
+    use tokio::{
+        io::{AsyncReadExt, AsyncWriteExt},
+        net::TcpListener,
+    };
+
     use super::*;
 
     fn node(number: u128) -> NodeId {
@@ -437,6 +448,42 @@ mod tests {
         answer.send(2).unwrap();
         assert_eq!(asked.ask(&host, || 3).await, Ok(2));
         assert_eq!(asked.ask(&host, || 3).await, Ok(3));
+    }
+
+    /// A placement that answers the question for a provider, and those for lists, with these.
+    async fn placement(provider: (u16, &'static str), list: &'static str) -> PlacementClient {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let endpoint = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            loop {
+                let (mut peer, _) = listener.accept().await.unwrap();
+                let mut asked = vec![0; 4096];
+                let length = peer.read(&mut asked).await.unwrap();
+                let is_list = String::from_utf8_lossy(&asked[..length]).contains("member_of");
+                let (status, body) = if is_list { (200, list) } else { provider };
+                let head = "content-type: application/json\r\nconnection: close";
+                let answer =
+                    format!("HTTP/1.1 {status} x\r\n{head}\r\ncontent-length: {}\r\n\r\n{body}", body.len());
+                peer.write_all(answer.as_bytes()).await.unwrap();
+            }
+        });
+        ec_runtime::install_tls_provider();
+        PlacementClient::new(&PlacementConfig { endpoint, ..PlacementConfig::default() }).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_directory_is_not_new_while_placement_cannot_read_whether_this_node_uses_it() {
+        let place = tempfile::tempdir().unwrap();
+        let nfs = Shared { storage: SharedStorage::named("nfs"), path: place.path().to_owned() };
+        let nobody = r#"{"resource_providers": []}"#;
+        let unreadable = r#"{"errors": [{"status": 503, "detail": "cannot read"}]}"#;
+        let unknown = r#"{"errors": [{"status": 404, "detail": "The resource could not be found."}]}"#;
+        let asked = async |provider| {
+            let placement = placement(provider, nobody).await;
+            timeout(Duration::from_secs(1), refuse_new(&nfs, &placement, node(1))).await
+        };
+        asked((503, unreadable)).await.unwrap_err();
+        asked((404, unknown)).await.unwrap().unwrap();
     }
 
     #[test]
