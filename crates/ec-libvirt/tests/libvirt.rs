@@ -1053,17 +1053,22 @@ async fn a_start_that_met_a_lock_is_tried_again_whoever_has_it() {
     );
     let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
     domain.attach_device_flags(&document, virt::sys::VIR_DOMAIN_AFFECT_CONFIG).unwrap();
-    let mut holder =
-        std::process::Command::new("qemu-io").args(["-c", "sleep 60000"]).arg(&disk).spawn().unwrap();
+    let hold =
+        || tokio::process::Command::new("qemu-io").args(["-c", "sleep 60000"]).arg(&disk).spawn().unwrap();
+    let holder = std::cell::RefCell::new(hold());
     wait_for("lock", async || {
+        // Whoever looks has a lock, too, for a moment: one that came then has none, and is gone.
+        if holder.borrow_mut().try_wait().unwrap().is_some() {
+            holder.replace(hold());
+        }
         let look = std::process::Command::new("qemu-img").arg("info").arg(&disk).output().unwrap();
         (!look.status.success()).then_some(())
     })
     .await;
+    let mut holder = holder.into_inner();
     let started = hypervisor.start(instance).await.unwrap_err();
     assert!(started.is_transient() && started.to_string().contains("lock"), "{started}");
-    holder.kill().unwrap();
-    holder.wait().unwrap();
+    holder.kill().await.unwrap();
     hypervisor.start(instance).await.unwrap();
     hypervisor.destroy(instance).await.unwrap();
     test.end().await;
