@@ -143,6 +143,9 @@ mod tests {
             (&written["later"], &written["generation"]),
             (&serde_json::json!([1]), &serde_json::json!(8))
         );
+        let placed = format!(r#"{{"version":9,"assigned":{{"node":"{id}","epoch":1}}}}"#);
+        let placed = Intent::of(request.as_bytes(), Some(placed.as_bytes())).unwrap();
+        assert_eq!((read.node(), placed.node()), (None, id.parse().ok()));
         // Nobody acts upon a half of it.
         assert!(read.record().is_err());
         assert!(Intent::of(b"{}", None).is_err());

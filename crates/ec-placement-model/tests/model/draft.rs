@@ -331,6 +331,19 @@ fn only_a_provider_that_changed_is_written_beside_its_generation() {
 }
 
 #[test]
+fn half_of_a_provider_that_somebody_left_is_there_too() {
+    let key = Key::Provider(id(1));
+    let record = Change::Provider(id(1), Some(Provider::new("h1", None, 0).into()));
+    for (left, is_there) in
+        [(vec![record], true), (vec![Change::Generation(id(1), stored(3))], true), (vec![], false)]
+    {
+        let mut state = State::default();
+        state.apply(left);
+        assert_eq!(Draft::new(&state).is_in_base(&key), is_there);
+    }
+}
+
+#[test]
 fn what_lies_in_a_draft_counts_and_what_it_took_away_does_not() {
     let create = |number: u128, parent: Option<u128>| Command::CreateProvider {
         uuid: id(number),
