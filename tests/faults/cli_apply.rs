@@ -337,7 +337,7 @@ async fn the_same_file_comes_to_rest_whatever_its_words_mean_by_now() -> Result<
         .await?;
     let (done, told) = applied(&control, &says(", image: \"https://images.example/2\"")?, &[], 1)?;
     assert_eq!(done, ["stands web", "keep web"]);
-    ensure!(told.contains("! web: its image is https://images.example/1: `eschedule rebuild`"), "{told}");
+    ensure!(told.contains("! web: its image is https://images.example/1: `eschedule rebuild web --image https://images.example/2`"), "{told}");
     // What a volume was made of may be gone.
     control.done(&["image", "delete", "debian"])?;
     assert_eq!(applied(&control, &says("")?, &[], 0)?.0, ["keep web", "keep web"]);

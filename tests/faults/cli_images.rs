@@ -430,7 +430,7 @@ async fn a_known_distribution_is_added_with_the_digest_that_it_publishes() -> Re
     );
     // What nobody added is taken as it is published; by another way to write it, too, and as it was added where it was.
     for (image, code, why) in [
-        ("debian", 1, "HTTP status 404"),
+        ("debian", 1, "HTTP status 404; `image_mirrors` of schedule.yaml"),
         ("fedora", 3, "`image_mirrors` of schedule.yaml"),
         ("debian:1", 2, "debian:13, debian:12"),
         ("debia", 1, "debian:13, debian:12"),

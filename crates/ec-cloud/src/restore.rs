@@ -86,10 +86,6 @@ pub async fn restore_snapshot(
     let mut held = Held::of(name, instance, &machine)?;
     if kept.is_none() && !held.is_locked {
         // Before anything is locked for it.
-        if view.reason.as_deref() == Some(NOT_WHOLE) {
-            let name = held.snapshot;
-            return Err(CloudError::Refused(format!("snapshot {name} cannot be restored: {NOT_WHOLE}")));
-        }
         held.could_be(cloud, &view, &machine, grace).await?;
     }
     // One that broke off after it had stopped it, or unlocked it, left word of that here.
@@ -141,10 +137,11 @@ fn boots_another(snapshot: &str) -> String {
 
 /// Why a snapshot cannot be restored as it stands; where one broke off that had locked the instance, what helps that.
 async fn not_there(cloud: &Cloud, name: &str, instance: InstanceId, view: &VolumeView) -> Option<String> {
-    if view.status == "available" {
-        return None;
-    }
-    let mut why = format!("snapshot {name} is {}, and cannot be restored", view.status);
+    let mut why = match view.reason.as_deref() {
+        Some(NOT_WHOLE) => format!("snapshot {name} cannot be restored: {NOT_WHOLE}"),
+        _ if view.status == "available" => return None,
+        _ => format!("snapshot {name} is {}, and cannot be restored", view.status),
+    };
     let machine = find_placed(cloud, instance).await;
     let held = machine.ok().and_then(|machine| Held::of(name.to_owned(), instance, &machine).ok());
     if held.is_some_and(|held| held.is_locked) {

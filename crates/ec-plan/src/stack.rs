@@ -310,9 +310,11 @@ fn of_image(has: &ImageRef, wish: &Wished) -> Option<Other> {
         }
     };
     let [is, wanted] = apart(has, wanted);
-    let why = format!(
-        "its image is {is}: `eschedule rebuild` gives it a new disk from {wanted}, and what it wrote is lost"
-    );
+    // By itself a rebuild takes the image that it has.
+    let by =
+        format!("eschedule rebuild {} --image {}", wish.name, wish.said.as_ref().unwrap_or(&wish.image.url));
+    let why =
+        format!("its image is {is}: `{by}` gives it a new disk from {wanted}, and what it wrote is lost");
     Some(Other { needs_somebody, why })
 }
 
@@ -597,7 +599,9 @@ mod tests {
             (there.record.spec.image, wished.image, wished.said) = (has, means, said.map(str::to_owned));
             let told = one(&wished, &there);
             assert_eq!(told.iter().map(|(sign, _)| *sign).collect::<String>(), sign, "{wished:?} {there:?}");
-            assert!(told.iter().all(|(_, why)| why.contains("rebuild") && why.contains("lost")), "{told:?}");
+            let image = said.unwrap_or(&wished.image.url);
+            let by = format!("`eschedule rebuild web --image {image}` gives it a new disk");
+            assert!(told.iter().all(|(_, why)| why.contains(&by) && why.contains("lost")), "{told:?}");
         }
         // A release that lies where the one before it lay.
         let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));

@@ -71,7 +71,7 @@ pub(super) async fn answer(
     }
     let status = answer.status().as_u16();
     let url = ImageRef::at(url);
-    Err(Failure::failed(format!("{} was answered with HTTP status {status}: nothing was done", url.told())))
+    Err(Failure::failed(format!("{} was answered with HTTP status {status}", url.told())))
 }
 
 #[cfg(test)]

@@ -78,7 +78,12 @@ pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
         "snapshot-lost-while-restored",
         "a snapshot of a guest and its volume is restored before its node notices that it is gone: it is told so, and what unlocks and starts the guest",
-        |stage| Box::pin(lost_while_restored(stage)),
+        |stage| Box::pin(lost_while_restored(stage, true)),
+    ),
+    Scenario::new(
+        "snapshot-that-loses-a-disk-while-restored",
+        "the same where only its copy of the volume is gone",
+        |stage| Box::pin(lost_while_restored(stage, false)),
     ),
     Scenario::new(
         "snapshot-not-restored",
@@ -251,13 +256,18 @@ async fn restored_of_lost(stage: Stage) {
     stage.demand(has(&stage, guest, volume), "with its volume").await;
 }
 
-async fn lost_while_restored(stage: Stage) {
+async fn lost_while_restored(stage: Stage, loses_all: bool) {
     let (guest, copy) = guest_with_snapshot(&stage).await;
-    stage.delete_disk(1, copy);
+    if loses_all {
+        stage.delete_disk(1, copy);
+    } else {
+        stage.say("somebody deletes the copy of the volume that lies beside the snapshot");
+        stage.node(1).hypervisor.delete_copy(copy, volumes_of(&stage.world, guest)[0]);
+    }
     for helps in ["again", "unlock"] {
         let told = stage.user(1).restores(copy).await.err();
         stage.demand(told.is_some_and(|told| told.contains(helps)), "it is told what helps").await;
-        stage.until(copy, "an ERROR", |is| is.is(State::Error)).await;
+        stage.until(copy, "told to be lost", |is| is.is(State::Error) || is.says(NOT_WHOLE)).await;
     }
     stage.until(guest, "stopped", |is| is.is(State::Stopped)).await;
     for of in [guest, copy] {
