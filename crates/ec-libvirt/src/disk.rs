@@ -1,6 +1,7 @@
 //! Overlays in the pool.
 
 mod image;
+mod layers;
 mod names;
 
 use std::{
@@ -124,6 +125,11 @@ impl Pool {
         names::volume(name)
     }
 
+    /// Whether a file lies in the pool and begins with the instance's name.
+    pub(crate) fn is_named_by(&self, file: &Path, instance: InstanceId) -> bool {
+        file.parent() == Some(&self.path) && name_of(file).starts_with(&format!("{instance}."))
+    }
+
     /// What a domain has as disks by one of its documents.
     pub(crate) fn disks_of(&self, document: &str) -> Result<Vec<DiskFile>, CallError> {
         let place = |pool: &str, volume: &str| match pool == self.name {
@@ -202,24 +208,55 @@ impl Pool {
         Ok(Contents { volumes, successors, copies, handed_over })
     }
 
-    /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds.
+    /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds. Not asked where a domain
+    /// has the volume: what a `virsh blockcommit` brought back leaves its file behind, which is no snapshot any more.
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
-        let own = [self.volume_path(instance), self.successor_path(instance), self.rescue_path(instance)];
-        let volume = &own[0];
-        let is_copy = |file: &Path| {
-            let name = name_of(file);
-            part(name).is_some() || copy(name).is_some()
-        };
-        match self.files_of(instance)?.iter().find(|file| !own.contains(file) && !is_copy(file)) {
-            None => Ok(()),
-            Some(other) if moved(name_of(other)).is_some() => Err(second_disk(other)),
-            Some(layer) => Err(CallError::Refused(format!(
-                "{} holds what the guest wrote last, and {} is only its backing file: commit it (qemu-img commit) \
-                 and remove it, or define the domain by hand",
-                layer.display(),
-                volume.display()
-            ))),
+        self.refuse_handed_over(instance)?;
+        let volume = self.volume_path(instance);
+        let written = |path: &Path| metadata(path).and_then(|found| found.modified()).ok();
+        let layers = self.layers_of(instance, std::slice::from_ref(&volume))?;
+        let Some(last) = layers.into_iter().max_by_key(|layer| written(layer)) else { return Ok(()) };
+        let (layer, place) = (last.display(), volume.display());
+        // What was left behind may hold older words for what the guest wrote anew since.
+        Err(CallError::Refused(if written(&volume) > written(&last) {
+            format!(
+                "{layer} stands on {place}, which was written after it: if it was left behind when a snapshot was brought back \
+                 (`virsh blockcommit`), remove it; otherwise define the domain by hand"
+            )
+        } else {
+            format!(
+                "{layer} holds what the guest wrote last, and {place} is only its backing file: bring it back there \
+                 (`qemu-img commit -b {place} {layer}`) and remove {layer}, or define the domain by hand"
+            )
+        }))
+    }
+
+    /// An error where another node has handed over what is not in its place.
+    pub(crate) fn refuse_handed_over(&self, volume: InstanceId) -> Result<(), CallError> {
+        self.handed_over(volume)?.first().map_or(Ok(()), |come| Err(second_disk(come)))
+    }
+
+    /// Whether what a file does not hold itself is read from the instance's disk, be it by way of others.
+    pub(crate) fn is_layer_on(&self, file: &Path, instance: InstanceId) -> Result<bool, CallError> {
+        let depth = layers::depth_on(file, &[self.volume_path(instance)]);
+        Ok(depth.map_err(|error| CallError::io("look into", file, &error))?.is_some())
+    }
+
+    /// What lies beside the instance's disk under its name, is called as nothing of ours and stands on one of `below`: each before
+    /// what it stands on.
+    fn layers_of(&self, instance: InstanceId, below: &[PathBuf]) -> Result<Vec<PathBuf>, CallError> {
+        let mut layers = Vec::new();
+        for file in self.files_of(instance)? {
+            // Of a link that leads nowhere nobody knows what it stands on.
+            if names::is_ours(name_of(&file)) || !is_there(&file)? {
+                continue;
+            }
+            let depth = layers::depth_on(&file, below);
+            let depth = depth.map_err(|error| CallError::io("look into", &file, &error))?;
+            layers.extend(depth.map(|depth| (depth, file)));
         }
+        layers.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
+        Ok(layers.into_iter().map(|(_, file)| file).collect())
     }
 
     fn open(&self, connect: &Connect) -> Result<StoragePool, CallError> {
@@ -524,29 +561,53 @@ impl Pool {
 
     /// Deletes the volume; what is not there is not an error.
     pub(crate) fn delete_volume(&self, connect: &Connect, instance: InstanceId) -> Result<(), CallError> {
-        let Some(pool) = absent(connect.lookup_storage_pool_by_name(&self.name), ErrorNumber::NoStoragePool)?
-        else {
-            return self.remove(None, instance);
-        };
-        let known = if pool.is_active()? { Some(&pool) } else { None };
-        self.remove(known, instance)
+        self.remove(self.active(connect)?.as_ref(), instance)
     }
 
-    /// By libvirt what that knows of it, its disk first; then by hand whatever is left.
+    /// Deletes files of the pool.
+    pub(crate) fn delete_files(&self, connect: &Connect, files: &[PathBuf]) -> Result<(), CallError> {
+        if files.is_empty() { Ok(()) } else { self.remove_files(self.active(connect)?.as_ref(), files) }
+    }
+
+    /// As libvirt knows it, where it is not ended.
+    fn active(&self, connect: &Connect) -> Result<Option<StoragePool>, CallError> {
+        let pool = absent(connect.lookup_storage_pool_by_name(&self.name), ErrorNumber::NoStoragePool)?;
+        Ok(match pool {
+            Some(pool) if pool.is_active()? => Some(pool),
+            _ => None,
+        })
+    }
+
+    /// What is ours by its name, and what stands on that, which is nothing without it: whatever else somebody laid beside it is theirs.
     fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
+        let mut own = self.files_of(instance)?;
+        own.retain(|file| names::is_ours(name_of(file)));
+        // Also where the disk is gone already.
+        let below: Vec<_> = own.iter().cloned().chain([self.volume_path(instance)]).collect();
+        // First, and the last of them before the others: what is left by a call that is broken off is known by what it stands on.
+        let mut files = self.layers_of(instance, &below)?;
+        files.extend(own);
+        self.remove_files(pool, &files)?;
+        // Of its disk libvirt may know also where the file is gone.
+        pool.map_or(Ok(()), |pool| delete(pool, &volume_name(instance)))
+    }
+
+    /// By libvirt what that knows of them; by hand whatever is left.
+    fn remove_files(&self, pool: Option<&StoragePool>, files: &[PathBuf]) -> Result<(), CallError> {
         // Nothing is deleted where one of them leads to what is not mounted.
         let mut linked = Vec::new();
-        for link in self.files_of(instance)? {
-            linked.extend(self.behind(&link)?.map(|disk| [disk, link]));
+        for link in files {
+            linked.extend(self.behind(link)?.map(|disk| [disk, link.clone()]));
         }
         // At once: a link without its disk would hold up the next try.
         linked.iter().flatten().try_for_each(|path| remove_file(path))?;
-        if let Some(pool) = pool {
-            // Of its disk libvirt may know also where the file is gone.
-            delete(pool, &volume_name(instance))?;
-            self.files_of(instance)?.iter().try_for_each(|file| delete(pool, name_of(file)))?;
+        for file in files {
+            if let Some(pool) = pool {
+                delete(pool, name_of(file))?;
+            }
+            remove_file(file)?;
         }
-        self.files_of(instance)?.iter().try_for_each(|path| remove_file(path))
+        Ok(())
     }
 
     /// The disk that a link in the pool leads to, since somebody has it elsewhere. None where it is no link, or leads to what lies in the
@@ -563,19 +624,16 @@ impl Pool {
         Ok(Some(disk).filter(|disk| disk.is_file() && disk.parent() != Some(&pool)))
     }
 
-    /// Every file of the instance: its disk, and what an external snapshot put beside it under the disk's name.
+    /// Every file that begins with the instance's name: what is ours, what an external snapshot put beside it, and what somebody else did.
     fn files_of(&self, instance: InstanceId) -> Result<Vec<PathBuf>, CallError> {
         let failed = |error| CallError::io("list the pool's directory", &self.path, &error);
         self.there()?;
         let entries = std::fs::read_dir(&self.path).map_err(|error| self.missing(&error))?;
-        let start = format!("{instance}.");
         let mut found = Vec::new();
         for entry in entries {
-            let entry = entry.map_err(failed)?;
-            if entry.file_name().to_str().is_some_and(|name| name.starts_with(&start)) {
-                found.push(entry.path());
-            }
+            found.push(entry.map_err(failed)?.path());
         }
+        found.retain(|path| self.is_named_by(path, instance));
         Ok(found)
     }
 }
@@ -734,7 +792,7 @@ mod tests {
         let both = [None, Some(other)].map(|disk| (pool.part_path(third, instance, disk), instance));
         assert_eq!(parts.iter().collect::<BTreeSet<_>>(), both.iter().collect());
         pool.refuse_snapshots(instance).expect("copies are no layers");
-        pool.refuse_snapshots(third).expect_err("it is nobody's part, and may be a layer");
+        pool.refuse_snapshots(third).expect("it is nobody's part, and stands on nothing");
         let path = |name: &str| directory.path().join(name).to_str().unwrap().to_owned();
         assert_eq!(pool.owner(&path(&volume_name(instance))), Some(instance));
         for file in [path("x.qcow2"), path(&rescue_name(instance)), format!("/{}", volume_name(instance))] {
@@ -795,7 +853,7 @@ mod tests {
         assert_eq!(volumes, [loops, away, other]);
         pool.has_volume(loops).expect_err("nobody knows");
         let layer = place.join(format!("{away}.snapshot"));
-        std::fs::write(&layer, "").unwrap();
+        overlay_on(&layer, &link);
         let says = |error| match error {
             CallError::NotNow(why) => assert!(why.contains("mount it, or remove the link"), "{why}"),
             other => panic!("{other:?}"),
@@ -811,39 +869,125 @@ mod tests {
         assert!(!link.is_symlink() && !mounted.join("disk").exists() && !layer.exists());
     }
 
-    #[test]
-    fn what_a_snapshot_put_beside_a_disk_goes_with_it_and_nothing_of_others() {
-        let directory = tempfile::tempdir().unwrap();
-        let pool = Pool::new("p", directory.path());
-        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
-        let snapshot = format!("{instance}.s2");
-        let other = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab.qcow2";
-        for name in [volume_name(instance), snapshot, other.into()] {
-            std::fs::write(directory.path().join(name), "").unwrap();
-        }
-        pool.remove(None, instance).unwrap();
-        let left: Vec<_> =
-            std::fs::read_dir(directory.path()).unwrap().map(|e| e.unwrap().file_name()).collect();
-        assert_eq!(left, [other]);
-        pool.remove(None, instance).unwrap();
+    fn qemu_img(arguments: &[&str]) {
+        let output = std::process::Command::new("qemu-img").args(arguments).output().unwrap();
+        assert!(output.status.success(), "{arguments:?}: {output:?}");
+    }
+
+    /// Whether the backing file is there or not.
+    fn overlay_on(path: &Path, backing: &Path) {
+        let [path, backing] = [path, backing].map(|path| path.to_str().unwrap());
+        qemu_img(&["create", "-q", "-u", "-f", "qcow2", "-b", backing, "-F", "qcow2", path, "8M"]);
+    }
+
+    fn names_in(directory: &Path) -> BTreeSet<String> {
+        let entries = std::fs::read_dir(directory).unwrap();
+        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
     }
 
     #[test]
-    fn nothing_is_defined_below_a_snapshot() {
+    fn what_a_snapshot_put_beside_a_disk_goes_with_it_and_nothing_of_others() {
         let directory = tempfile::tempdir().unwrap();
-        let pool = Pool::new("p", directory.path());
+        let (pool, at) = (Pool::new("p", directory.path()), |name: &str| directory.path().join(name));
         let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
-        let other = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ac.snapshot";
-        let layer = format!("{instance}.snapshot");
-        for name in [volume_name(instance).as_str(), other] {
-            std::fs::write(directory.path().join(name), "").unwrap();
+        let second: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let [image, other] = ["image".to_owned(), volume_name(second)];
+        let theirs = ["backup.qcow2", "mine.qcow2", "qcow2.bak", "raw", "on-backup"]
+            .map(|end| format!("{instance}.{end}"));
+        for on_image in [&volume_name(instance), &rescue_name(instance), &other, &theirs[0]] {
+            overlay_on(&at(on_image), &at(&image));
         }
-        pool.refuse_snapshots(instance).unwrap();
-        std::fs::write(directory.path().join(&layer), "").unwrap();
-        let Err(CallError::Refused(why)) = pool.refuse_snapshots(instance) else {
-            panic!("it was not refused")
+        // A chain, by words of all kinds, and what a guest wrote that was up from its rescue disk.
+        let layer = |end: &str| at(&format!("{instance}.{end}"));
+        overlay_on(&layer("s1"), &pool.volume_path(instance));
+        overlay_on(&layer("s2"), Path::new(&format!("{instance}.s1")));
+        let words = format!(
+            r#"json:{{"driver":"qcow2","file":{{"driver":"file","filename":"{}"}}}}"#,
+            pool.volume_path(instance).display()
+        );
+        overlay_on(&layer("s3.qcow2"), Path::new(&words));
+        overlay_on(&layer("rescue.s1"), &pool.rescue_path(instance));
+        let own = [
+            successor_name(instance),
+            part_name(instance, second, None),
+            part_name(instance, second, Some(second)),
+            copy_name(instance, second),
+            moved_name(instance, Uuid::from_u128(1)),
+        ];
+        for name in own.iter().chain(&theirs[1..4]) {
+            std::fs::write(at(name), "").unwrap();
+        }
+        overlay_on(&at(&theirs[4]), &at(&theirs[0]));
+        std::fs::create_dir(layer("directory")).unwrap();
+        let pipe = layer("pipe");
+        nix::unistd::mkfifo(&pipe, nix::sys::stat::Mode::S_IRWXU).unwrap();
+        std::os::unix::fs::symlink(&other, layer("link")).unwrap();
+        let mut left: BTreeSet<String> = theirs.into_iter().chain([other]).collect();
+        left.extend(["directory", "pipe", "link"].map(|end| format!("{instance}.{end}")));
+        pool.remove(None, instance).unwrap();
+        assert_eq!(names_in(directory.path()), left);
+        // One that was broken off took the disk first.
+        overlay_on(&layer("s1"), &pool.volume_path(instance));
+        pool.remove(None, instance).unwrap();
+        assert_eq!(names_in(directory.path()), left);
+    }
+
+    #[test]
+    fn nothing_is_defined_below_a_snapshot_and_what_is_none_is_in_nobodys_way() {
+        let directory = tempfile::tempdir().unwrap();
+        let (pool, at) = (Pool::new("p", directory.path()), |name: &str| directory.path().join(name));
+        let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let (image, disk) = (at("image"), pool.volume_path(instance));
+        let layer = |end: &str| at(&format!("{instance}.{end}"));
+        let write = |path: &Path, what: &str| {
+            let command = format!("write -P {what} 1M 64k");
+            let output =
+                std::process::Command::new("qemu-io").args(["-c", &command]).arg(path).output().unwrap();
+            assert!(output.status.success(), "{output:?}");
         };
-        assert!(why.contains(&layer), "{why}");
+        qemu_img(&["create", "-q", "-f", "qcow2", image.to_str().unwrap(), "8M"]);
+        write(&image, "1");
+        overlay_on(&disk, &image);
+        write(&disk, "2");
+        let of_image = std::fs::read(&image).unwrap();
+        // Of another, copies, and what is no image at all.
+        overlay_on(&at("7d3c1f0a-2b4e-4c55-9a7e-0123456789ac.snapshot"), &disk);
+        std::fs::copy(&disk, layer("backup.qcow2")).unwrap();
+        std::fs::write(layer("qcow2.bak"), "").unwrap();
+        std::fs::write(layer("mine.qcow2"), vec![0; 4096]).unwrap();
+        pool.refuse_snapshots(instance).unwrap();
+
+        overlay_on(&layer("s1"), &disk);
+        overlay_on(&layer("s2"), &layer("s1"));
+        write(&layer("s2"), "3");
+        let refused = || match pool.refuse_snapshots(instance) {
+            Err(CallError::Refused(why)) => why,
+            other => panic!("it was not refused: {other:?}"),
+        };
+        let why = refused();
+        assert!(why.starts_with(layer("s2").to_str().unwrap()), "{why}");
+        // What it says helps, and writes nothing into what others stand on.
+        let command: Vec<_> = why.split('`').nth(1).unwrap().split(' ').collect();
+        let ["qemu-img", rest @ ..] = command.as_slice() else { panic!("{why}") };
+        qemu_img(&[&["commit", "-q"], &rest[1..]].concat());
+        assert_eq!(std::fs::read(&image).unwrap(), of_image);
+        let output = std::process::Command::new("qemu-io")
+            .args(["-c", "read -P 3 1M 64k"])
+            .arg(&disk)
+            .output()
+            .unwrap();
+        assert!(
+            output.status.success() && !String::from_utf8_lossy(&output.stdout).contains("failed"),
+            "{output:?}"
+        );
+        std::fs::remove_file(layer("s2")).unwrap();
+        // What is older than what it stands on is never to be written over that.
+        let later = std::time::SystemTime::now() + std::time::Duration::from_secs(10);
+        File::options().write(true).open(&disk).unwrap().set_modified(later).unwrap();
+        let why = refused();
+        assert!(why.contains("remove it") && !why.contains("commit -b"), "{why}");
+        std::fs::remove_file(layer("s1")).unwrap();
+        pool.refuse_snapshots(instance).unwrap();
     }
 
     #[test]

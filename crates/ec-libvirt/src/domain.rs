@@ -534,13 +534,21 @@ fn with_hint(error: Error) -> CallError {
     })
 }
 
-/// Ends the domain hard and undefines it; what is not there is not an error.
-pub(crate) fn remove(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+/// Ends the domain hard and undefines it; what is not there is not an error. What goes with the domain `beside` finds, and `delete`
+/// deletes in between: afterwards nobody knows of it.
+pub(crate) fn remove<T>(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+    beside: impl FnOnce(&Domain) -> Result<T, CallError>,
+    delete: impl FnOnce(T) -> Result<(), CallError>,
+) -> Result<(), CallError> {
     let domain = match find(connect, node, instance)? {
         Found::Ours(domain) => domain,
         Found::Foreign => return Err(foreign(instance)),
         Found::Nothing => return Ok(()),
     };
+    let found = beside(&domain)?;
     if let Err(error) = domain.destroy() {
         // Ended by itself in between is as good.
         let gone = absent(domain.is_active(), ErrorNumber::NoDomain)? != Some(true);
@@ -548,6 +556,7 @@ pub(crate) fn remove(connect: &Connect, node: NodeId, instance: InstanceId) -> R
             return Err(error.into());
         }
     }
+    delete(found)?;
     let everything = sys::VIR_DOMAIN_UNDEFINE_MANAGED_SAVE
         | sys::VIR_DOMAIN_UNDEFINE_SNAPSHOTS_METADATA
         | sys::VIR_DOMAIN_UNDEFINE_CHECKPOINTS_METADATA

@@ -821,7 +821,13 @@ impl Hypervisor for LibvirtHypervisor {
                 volumes::refuse_used(connect, &pool, instance)?;
             }
             copy::give_up(connect, config.node, &pool, instance)?;
-            domain::remove(connect, config.node, instance)?;
+            domain::remove(
+                connect,
+                config.node,
+                instance,
+                |domain| volumes::own_beside(domain, &pool, instance),
+                |files| pool.delete_files(connect, &files),
+            )?;
             volumes::refuse_written(&pool, instance)?;
             // Not before: whoever writes it may be a guest that libvirt does not know, and sends from its ports.
             protection.dismiss(&config, instance);

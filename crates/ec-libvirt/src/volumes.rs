@@ -1,7 +1,7 @@
 //! The volumes that domains have.
 
 use std::{
-    path::Path,
+    path::{Path, PathBuf},
     time::{Duration, Instant},
 };
 
@@ -61,9 +61,12 @@ struct Has {
 
 impl Has {
     /// An error where another file is in the place of the volume's: what a guest wrote last would be left where nobody looks for it.
-    fn refuse_astray(&self, pool: &Pool) -> Result<(), CallError> {
+    fn refuse_astray(&self, pool: &Pool, which: Which) -> Result<(), CallError> {
         let volume = self.attachment.volume;
-        if pool.owner(&self.file) == Some(volume) { Ok(()) } else { Err(moved_to(&self.file, pool, volume)) }
+        if pool.owner(&self.file) == Some(volume) {
+            return Ok(());
+        }
+        Err(moved_to(&self.file, pool, volume, which == Which::Up))
     }
 }
 
@@ -101,32 +104,62 @@ fn volumes_in(
 
 /// An error where a domain has another file in the place of this disk, which is what it was before somebody moved it or made a snapshot.
 pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) -> Result<(), CallError> {
-    pool.refuse_snapshots(disk)?;
     let own = absent(connect.lookup_domain_by_uuid(disk.uuid()), ErrorNumber::NoDomain)?;
     let Some(domain) = own else {
         // A volume, which any may have.
-        return uses(connect, pool, disk)?.iter().try_for_each(|one| one.has.refuse_astray(pool));
+        return refuse_moved(&uses(connect, pool, disk)?, pool, disk);
     };
-    let astray = match own_astray(&domain, pool, disk) {
+    let looked = own_astray(&domain, pool, disk).and_then(|astray| Ok((astray, domain.is_active()?)));
+    let (astray, is_up) = match looked {
         // It may go at any moment, and has nothing then.
-        Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.flatten(),
-        astray => astray?,
+        Err(CallError::Libvirt(error)) => match absent(Err(error), ErrorNumber::NoDomain)? {
+            Some(looked) => looked,
+            None => return pool.refuse_snapshots(disk),
+        },
+        looked => looked?,
     };
     match astray {
         None => Ok(()),
-        Some(Astray::In(file)) => Err(moved_to(&file, pool, disk)),
-        Some(Astray::Nowhere) => Err(CallError::Refused(format!(
-            "its domain has neither {} nor another disk in the place of that: attach it again, or take that file away",
-            pool.volume_path(disk).display()
-        ))),
+        Some(Astray::In(file)) => Err(moved_to(&file, pool, disk, is_up)),
+        Some(Astray::Nowhere) => {
+            // Nor is it attached below one.
+            pool.refuse_snapshots(disk)?;
+            Err(CallError::Refused(format!(
+                "its domain has neither {} nor another disk in the place of that: attach it again, or take that file away",
+                pool.volume_path(disk).display()
+            )))
+        }
     }
 }
 
-fn moved_to(file: &str, pool: &Pool, disk: InstanceId) -> CallError {
+/// The same of a volume, by all that have it. Which file of it was written last only these know.
+fn refuse_moved(uses: &[Use], pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
+    if uses.is_empty() {
+        return pool.refuse_snapshots(volume);
+    }
+    pool.refuse_handed_over(volume)?;
+    uses.iter().try_for_each(|one| one.has.refuse_astray(pool, one.which))
+}
+
+fn moved_to(file: &str, pool: &Pool, disk: InstanceId, is_up: bool) -> CallError {
+    let place = pool.volume_path(disk);
+    let place = place.display();
+    let path = Path::new(file);
+    // A guest that is up writes its file also where nobody finds that any more.
+    if !is_up && path.is_absolute() && path.try_exists().is_ok_and(|is_there| !is_there) {
+        return CallError::Refused(format!(
+            "its domain has {file}, which is not there, and not {place}: bring that file back, or, where all that it held is in {place} by now, \
+             have the domain name this instead, without a `<backingStore>` (`virsh edit`)"
+        ));
+    }
+    // Of what is none, a commit writes into the image which others stand on, too.
+    let how = match pool.is_layer_on(path, disk) {
+        Ok(true) => "`virsh blockcommit --shallow --active --pivot`",
+        Ok(false) | Err(_) => "`virsh blockcopy --reuse-external --format qcow2 --pivot`",
+    };
     CallError::Refused(format!(
-        "its domain has {file}, where the guest writes, and not {}, which somebody left behind: bring it back there \
-         (`virsh blockcopy --pivot`, or `virsh blockcommit --shallow --pivot` of a snapshot), or define the domain by hand",
-        pool.volume_path(disk).display()
+        "its domain has {file}, where the guest writes, and not {place}, which somebody left behind: bring it back there while the guest is up \
+         ({how}), or define the domain by hand"
     ))
 }
 
@@ -145,6 +178,31 @@ fn own_astray(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<Opti
         documents.push(domain.xml_desc(which.flags().0)?);
     }
     astray_in(&documents, pool, instance)
+}
+
+/// What goes with the domain, since only that tells whose it is: a file beside its disk that it has in the place of that. What lies
+/// elsewhere stays there.
+pub(crate) fn own_beside(
+    domain: &Domain,
+    pool: &Pool,
+    instance: InstanceId,
+) -> Result<Vec<PathBuf>, CallError> {
+    let look = || -> Result<Vec<PathBuf>, CallError> {
+        let mut files = Vec::new();
+        for which in Which::of(domain)? {
+            if let Some(Astray::In(file)) = astray_in(&[domain.xml_desc(which.flags().0)?], pool, instance)? {
+                files.push(PathBuf::from(file));
+            }
+        }
+        Ok(files)
+    };
+    let mut files = match look() {
+        Err(CallError::Libvirt(error)) => absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default(),
+        files => files?,
+    };
+    files.retain(|file| pool.is_named_by(file, instance));
+    files.dedup();
+    Ok(files)
 }
 
 /// The same, by the domain's documents. Whatever somebody made of it (a file elsewhere, a block device, on another bus), it is no volume,
@@ -400,11 +458,8 @@ fn why_unusable(
     if !pool.has_volume(volume)? {
         return Ok(Some(CallError::Refused(format!("the disk of volume {volume} is not there"))));
     }
-    if let Err(error) = pool.refuse_snapshots(volume) {
-        return Ok(Some(error));
-    }
     let uses = uses(connect, pool, volume)?;
-    if let Err(error) = uses.iter().try_for_each(|one| one.has.refuse_astray(pool)) {
+    if let Err(error) = refuse_moved(&uses, pool, volume) {
         return Ok(Some(error));
     }
     let other = foremost(uses).filter(|user| user.instance != instance);
@@ -509,7 +564,7 @@ fn take(
 ) -> Result<Vec<(Attachment, CallError)>, CallError> {
     let (mut kept, mut asked) = (Vec::new(), Vec::new());
     for goes in goes {
-        let in_place = goes.refuse_astray(pool);
+        let in_place = goes.refuse_astray(pool, which);
         let volume = goes.attachment;
         match in_place {
             Err(why) => kept.push((volume, why)),

@@ -1033,6 +1033,84 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
     test.end().await;
 }
 
+/// By each word of what is told, beside what an operator laid there.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_told_of_a_disk_that_somebody_moved_beside_itself_helps_and_a_backup_there_is_nobodys() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    let domain = instance.to_string();
+    let at = |end: &str| test.config.pool_path.join(format!("{instance}.{end}"));
+    let run = |program: &str, arguments: &[&str]| {
+        let done = std::process::Command::new(program).args(arguments).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    let virsh = |arguments: &[&str]| run("virsh", &[&["--connect", &test.config.uri], arguments].concat());
+    let passes = async || {
+        hypervisor.create_successor(instance, &VolumeSource::Image(base()), None).await.unwrap();
+        hypervisor.drop_successor(instance).await.unwrap();
+    };
+    let refused =
+        async || failure(hypervisor.create_successor(instance, &VolumeSource::Image(base()), None).await);
+    hypervisor.power_off(instance).await.unwrap();
+    std::fs::copy(at("qcow2"), at("backup.qcow2")).unwrap();
+    std::fs::write(at("mine.qcow2"), "").unwrap();
+    passes().await;
+
+    hypervisor.start(instance).await.unwrap();
+    virsh(&["snapshot-create-as", &domain, "ext", "--disk-only", "--atomic"]);
+    let why = refused().await;
+    assert!(why.contains("while the guest is up (`virsh blockcommit --shallow --active --pivot`)"), "{why}");
+    virsh(&["blockcommit", &domain, "vda", "--shallow", "--active", "--pivot", "--wait"]);
+    assert!(at("ext").exists(), "libvirt leaves it there");
+    passes().await;
+
+    // Nor does it help to have the file gone.
+    virsh(&[
+        "snapshot-create-as",
+        &domain,
+        "--disk-only",
+        "--no-metadata",
+        "--diskspec",
+        &format!("vda,file={}", at("e2").display()),
+    ]);
+    hypervisor.power_off(instance).await.unwrap();
+    assert!(refused().await.contains("blockcommit"));
+    run("qemu-img", &["commit", "-q", "-b", at("qcow2").to_str().unwrap(), at("e2").to_str().unwrap()]);
+    std::fs::remove_file(at("e2")).unwrap();
+    let why = refused().await;
+    assert!(why.contains("virsh edit") && !why.contains("block"), "{why}");
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    let document = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+    let document = document.xml_desc(virt::sys::VIR_DOMAIN_XML_INACTIVE).unwrap();
+    let (before, chain) = document.split_once("<backingStore").unwrap();
+    let (_, after) = chain.rsplit_once("</backingStore>").unwrap();
+    let before = before.replace(&format!("{instance}.e2"), &format!("{instance}.qcow2"));
+    connect.define_domain_xml(&format!("{before}{after}")).unwrap();
+    passes().await;
+
+    // One that stands on the image itself is not for a commit, which would write into that.
+    hypervisor.start(instance).await.unwrap();
+    let to = |end: &str| at(end).display().to_string();
+    let copied = ["--pivot", "--wait", "--transient-job"];
+    virsh(&[&["blockcopy", &domain, "vda", &to("copied")], copied.as_slice()].concat());
+    let why = refused().await;
+    assert!(why.contains("(`virsh blockcopy --reuse-external --format qcow2 --pivot`)"), "{why}");
+    let back = ["blockcopy", &domain, "vda", &to("qcow2"), "--reuse-external", "--format", "qcow2"];
+    virsh(&[back.as_slice(), &copied].concat());
+    passes().await;
+
+    // What its domain has goes with it, and what is left of a snapshot.
+    virsh(&[&["blockcopy", &domain, "vda", &to("used")], copied.as_slice()].concat());
+    hypervisor.destroy(instance).await.unwrap();
+    let left = std::fs::read_dir(&test.config.pool_path).unwrap();
+    let mut left: Vec<_> = left.map(|entry| entry.unwrap().path()).collect();
+    left.sort_unstable();
+    assert_eq!(left, ["backup.qcow2", "copied", "mine.qcow2"].map(at));
+    test.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_met_a_lock_is_tried_again_whoever_has_it() {
     let test = Test::new(|_| ()).await;

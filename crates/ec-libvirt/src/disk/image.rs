@@ -43,6 +43,21 @@ pub(super) fn stands_on_another(file: &File) -> io::Result<bool> {
     Ok(number(&head_of(file)?, 8) != 0)
 }
 
+/// The name that an image has for the one that it stands on.
+pub(super) fn backing_in(file: &File) -> io::Result<Option<String>> {
+    let head = head_of(file)?;
+    let (place, length) = (number(&head, 8), number(&head, 16) >> 32);
+    if place == 0 {
+        return Ok(None);
+    }
+    let damaged = || io::Error::new(ErrorKind::InvalidData, "its backing file has no name");
+    // QEMU opens none with a longer one.
+    let length = usize::try_from(length).ok().filter(|length| *length <= 1023).ok_or_else(damaged)?;
+    let mut name = vec![0; length];
+    file.read_exact_at(&mut name, place)?;
+    Ok(Some(String::from_utf8_lossy(&name).into_owned()))
+}
+
 /// Whether it is an image that stands on no other, with anything in it: it has tables of clusters then. An error where that
 /// cannot be read.
 pub(super) fn holds_data_alone(path: &Path) -> io::Result<bool> {

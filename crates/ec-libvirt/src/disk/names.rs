@@ -60,6 +60,15 @@ pub(super) fn successor(name: &str) -> Option<InstanceId> {
     named(name, SUCCESSOR_SUFFIX, successor_name)
 }
 
+/// Whether a file bears a name that only an agent gives.
+pub(super) fn is_ours(name: &str) -> bool {
+    [volume(name), successor(name), named(name, RESCUE_SUFFIX, rescue_name), moved(name)]
+        .iter()
+        .any(Option::is_some)
+        || part(name).is_some()
+        || copy(name).is_some()
+}
+
 /// The instance whose file of this kind has that name.
 fn named(name: &str, suffix: &str, of: fn(InstanceId) -> String) -> Option<InstanceId> {
     name.strip_suffix(suffix)?.parse().ok().filter(|id| name == of(*id))
