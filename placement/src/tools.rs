@@ -189,8 +189,8 @@ pub(super) async fn import(
         (None, Some(path)) => {
             let wrong =
                 |error: &dyn std::fmt::Display| Failure::usage(format!("{}: {error}", path.display()));
-            let text = std::fs::read_to_string(path).map_err(|error| wrong(&error))?;
-            serde_json::from_str(&text).map_err(|error| wrong(&error))?
+            let text = std::fs::read(path).map_err(|error| wrong(&error))?;
+            Snapshot::read(&text).map_err(|error| wrong(&error))?
         }
         (None, None) => return Err(Failure::usage("say a document, or --from URL")),
     };

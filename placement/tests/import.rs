@@ -192,6 +192,11 @@ async fn what_cannot_be_served_is_refused_before_anything_is_written() {
         (vec![consumer("generation", json!(-1))], "its generation is -1"),
         (vec![consumer("allocations", json!({&first: {"VCPU": 0}}))], "its amount of VCPU is 0"),
         (vec![("/traits".to_owned(), json!(["TRAIT"]))], "/traits/TRAIT is no custom name"),
+        (vec![("/traits".to_owned(), json!(["CUSTOM_T", "CUSTOM_T"]))], "trait CUSTOM_T stands twice"),
+        (
+            vec![("/resource_classes".to_owned(), json!(["CUSTOM_R", "CUSTOM_R"]))],
+            "resource class CUSTOM_R stands twice",
+        ),
     ];
     for (changes, wanted) in cases {
         let store = MemoryStore::new();
@@ -208,6 +213,66 @@ async fn what_cannot_be_served_is_refused_before_anything_is_written() {
     });
     let error = import(&MemoryStore::new(), &keys(), &with(&document, spoilt.collect()), 40, 7).await;
     assert!(error.unwrap_err().to_string().ends_with("; and 10 more"));
+}
+
+/// JSON has the last of two members win: what the other says would be lost, a claim with it.
+#[test]
+fn what_stands_twice_in_a_document_is_refused_and_so_is_a_field_that_nobody_knows() {
+    let document = serde_json::to_string(&cloud(0xa, 1, "host")).unwrap();
+    let (host, guest) = (Uuid::from_u128(0xa), Uuid::from_u128(100_010));
+    assert_eq!(Snapshot::read(document.as_bytes()).unwrap(), cloud(0xa, 1, "host"));
+    let shouted = host.simple().to_string().to_uppercase();
+    let provider = json!({"version": 1, "generation": 0, "name": "n", "created_at": 1, "updated_at": 1});
+    let consumer = json!({
+        "version": 1, "generation": 1, "project": "p", "user": "u", "created_at": 1,
+        "allocations": {host.to_string(): {"VCPU": 1}},
+    });
+    let cases = [
+        ("\"providers\":{", format!("\"{host}\":{provider},"), format!("{host} stands twice")),
+        ("\"providers\":{", format!("\"{shouted}\":{provider},"), format!("{host} stands twice")),
+        ("\"consumers\":{", format!("\"{guest}\":{consumer},"), format!("{guest} stands twice")),
+        (
+            "\"consumers\":{",
+            format!("\"{}\":{consumer},", guest.simple().to_string().to_uppercase()),
+            format!("{guest} stands twice"),
+        ),
+        ("\"inventories\":{", "\"VCPU\":{\"total\":9},".to_owned(), "VCPU stands twice".to_owned()),
+        ("\"allocations\":{", format!("\"{host}\":{{\"VCPU\":1}},"), format!("{host} stands twice")),
+        ("\"VCPU\":2", "\"VCPU\":2,".to_owned(), "VCPU stands twice".to_owned()),
+        ("\"project\":", "\"hello\":1,".to_owned(), "unknown field `hello`".to_owned()),
+        ("\"name\":", format!("\"parnet\":\"{host}\","), "unknown field `parnet`".to_owned()),
+        ("\"total\":", "\"totla\":1,".to_owned(), "unknown field `totla`".to_owned()),
+        ("\"traits\":", "\"trials\":1,".to_owned(), "unknown field `trials`".to_owned()),
+    ];
+    for (at, more, wanted) in cases {
+        let put = if at.ends_with('{') { format!("{at}{more}") } else { format!("{more}{at}") };
+        let text = document.replacen(at, &put, 1);
+        assert_ne!(text, document, "{at}");
+        let error = Snapshot::read(text.as_bytes()).unwrap_err().to_string();
+        assert!(error.contains(&wanted), "{wanted}: {error}");
+    }
+}
+
+/// Every field that a record has is known in a document.
+#[test]
+fn a_document_with_everything_in_it_is_read() {
+    let (host, guest) = (Uuid::from_u128(1), Uuid::from_u128(2));
+    let document = json!({
+        "version": 1, "traits": ["CUSTOM_T"], "resource_classes": [],
+        "providers": {host.to_string(): {
+            "version": 1, "generation": 2, "name": "host", "parent": host, "traits": ["CUSTOM_T"],
+            "aggregates": [host], "created_at": 1, "updated_at": 1,
+            "inventories": {"VCPU": {
+                "total": 4, "reserved": 1, "min_unit": 2, "max_unit": 3, "step_size": 2, "allocation_ratio": 1.5,
+            }},
+        }},
+        "consumers": {guest.to_string(): {
+            "version": 1, "generation": 1, "project": "p", "user": "u", "type": "T", "created_at": 1,
+            "allocations": {host.to_string(): {"VCPU": 2}},
+        }},
+    });
+    let read = Snapshot::read(document.to_string().as_bytes()).unwrap();
+    assert_eq!(serde_json::to_value(read).unwrap(), document);
 }
 
 #[tokio::test]

@@ -1,5 +1,6 @@
 //! The model of placement as a replica holds it in memory and writes it to etcd: see `ec-replica`; and all of it as one document.
 
+mod document;
 mod keys;
 mod recall;
 pub mod transfer;

@@ -11,10 +11,10 @@ use ec_placement_model::{
     intern, is_custom, is_standard_class, is_standard_trait,
 };
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
-use serde::{Deserialize, Deserializer, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::DeserializeSeed};
 use uuid::Uuid;
 
-use crate::{Common, Keys, Model};
+use crate::{Common, Keys, Model, document::DOCUMENT};
 
 /// So many things that do not fit together are told of one document.
 const FINDINGS: usize = 10;
@@ -100,6 +100,15 @@ pub enum TransferError {
 impl Snapshot {
     /// The version of the document.
     pub const VERSION: u32 = 1;
+
+    /// Reads a document.
+    ///
+    /// # Errors
+    /// It is none, or something stands twice in it, or something that this program does not know.
+    pub fn read(text: &[u8]) -> serde_json::Result<Self> {
+        DOCUMENT.deserialize(&mut serde_json::Deserializer::from_slice(text))?;
+        serde_json::from_slice(text)
+    }
 
     /// Of a state.
     pub fn of(state: &State) -> Self {
@@ -197,6 +206,7 @@ impl Snapshot {
         let known = || Some(Stored { record: NamedRecord::new(0), revision: 1 });
         state.apply(traits.into_iter().map(|name| Change::Trait(name, known())));
         state.apply(classes.into_iter().map(|name| Change::Class(name, known())));
+        refused.extend(twice("trait", &self.traits).chain(twice("resource class", &self.resource_classes)));
         refused.extend(broken(&state));
         if refused.is_empty() {
             return Ok(first(loose(&state)));
@@ -258,6 +268,15 @@ fn first(mut findings: Vec<String>) -> Vec<String> {
     findings.truncate(FINDINGS);
     findings.extend((more > 0).then(|| format!("and {more} more")));
     findings
+}
+
+/// Of names, those that stand in a list more than once.
+fn twice(what: &str, names: &[String]) -> impl Iterator<Item = String> {
+    let mut seen = BTreeSet::new();
+    names
+        .iter()
+        .filter(move |name| !seen.insert(*name))
+        .map(move |name| format!("{what} {name} stands twice"))
 }
 
 fn keyed(names: &[String]) -> BTreeMap<String, ()> {

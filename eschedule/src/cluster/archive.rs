@@ -83,7 +83,7 @@ impl Document {
     /// Of such a text, with what it says.
     fn of(text: &[u8]) -> Result<(Self, Snapshot), String> {
         let wrong = |error: &dyn std::fmt::Display| format!("{PLACEMENT}: {error}");
-        let snapshot: Snapshot = serde_json::from_slice(text).map_err(|error| wrong(&error))?;
+        let snapshot = Snapshot::read(text).map_err(|error| wrong(&error))?;
         snapshot.check_version().map_err(|error| wrong(&error))?;
         let (providers, consumers) = (snapshot.providers.len(), snapshot.consumers.len());
         let sha256 = hex(&Sha256::digest(text));
