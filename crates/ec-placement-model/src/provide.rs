@@ -50,10 +50,26 @@ fn ancestors(draft: &mut Draft<'_>, uuid: Uuid) -> Vec<Uuid> {
     found
 }
 
-/// Whether a provider has a name. One that somebody left behind, of a provider that is not there, is nobody's.
+fn bears(draft: &mut Draft<'_>, uuid: Uuid, name: &str) -> bool {
+    draft.provider(uuid).is_some_and(|(provider, _)| *provider.name == *name)
+}
+
+/// Whether a name's key is that of a provider which bears it. One that somebody left behind is nobody's.
+fn is_held(draft: &mut Draft<'_>, name: &str) -> bool {
+    draft.named(name).is_some_and(|owner| bears(draft, owner, name))
+}
+
+/// Whether a provider has a name, also where the name's key was lost. Whoever came to a name within the draft has its key.
 fn is_taken(draft: &mut Draft<'_>, name: &str) -> bool {
-    let owner = draft.named(name).and_then(|owner| draft.provider(owner));
-    owner.is_some_and(|(owner, _)| *owner.name == *name)
+    let base = draft.base();
+    is_held(draft, name) || base.bearers(name).any(|node| bears(draft, node.uuid, name))
+}
+
+/// Gives a name up, where its key is the provider's own and not that of another who bears the name, too.
+fn give_up_name(draft: &mut Draft<'_>, uuid: Uuid, name: &Name) {
+    if draft.named(name) == Some(uuid) {
+        draft.put(Key::ProviderName(Arc::clone(name)), None);
+    }
 }
 
 fn put(draft: &mut Draft<'_>, uuid: Uuid, record: Provider, generation: i64) {
@@ -141,9 +157,11 @@ pub(super) fn update(
         if is_taken(draft, name) {
             return Err(ModelError::ProviderExists(name.to_owned()));
         }
-        draft.put(Key::ProviderName(Arc::clone(&before.name)), None);
+        give_up_name(draft, uuid, &before.name);
         draft.put(Key::ProviderName(name.into()), Some(Record::ProviderName(uuid)));
         after.name = name.into();
+    } else if !is_held(draft, name) {
+        draft.put(Key::ProviderName(name.into()), Some(Record::ProviderName(uuid)));
     }
     put(draft, uuid, after, generation);
     shown(draft, uuid)
@@ -160,7 +178,7 @@ pub(super) fn delete(draft: &mut Draft<'_>, uuid: Uuid) -> Refusable<Outcome> {
     draft.need_all_providers();
     draft.need_all_use();
     draft.put(Key::Provider(uuid), None);
-    draft.put(Key::ProviderName(Arc::clone(&record.name)), None);
+    give_up_name(draft, uuid, &record.name);
     Ok(Outcome::Done)
 }
 

@@ -138,6 +138,8 @@ pub struct State {
     unused: Vec<Slot>,
     by_uuid: HashMap<Uuid, Slot>,
     names: HashMap<Name, Stored<Uuid>>,
+    /// As their own records have it.
+    by_name: HashMap<Name, BTreeSet<Slot>>,
     traits: BTreeMap<Name, Stored<NamedRecord>>,
     classes: BTreeMap<Name, Stored<NamedRecord>>,
     consumers: HashMap<Uuid, Stored<Arc<Consumer>>>,
@@ -236,6 +238,11 @@ impl State {
     /// Whose name this is.
     pub fn provider_name(&self, name: &str) -> Option<&Stored<Uuid>> {
         self.names.get(name)
+    }
+
+    /// The providers whose records bear a name: one, where nobody wrote or deleted keys by hand.
+    pub fn bearers(&self, name: &str) -> impl Iterator<Item = &Node> {
+        self.by_name.get(name).unwrap_or(&NOBODY).iter().map(|slot| self.node(*slot))
     }
 
     /// Every name and whose it is.
@@ -428,6 +435,7 @@ impl State {
         let slot = self.slot_for(uuid);
         let old = self.node(slot).provider.clone();
         if let Some(old) = &old {
+            remove(&mut self.by_name, &old.name, &slot);
             for (class, inventory) in &old.inventories {
                 let free = inventory.capacity().saturating_sub(self.node(slot).used(class));
                 remove(&mut self.by_class, class, &(Reverse(free), slot));
@@ -441,6 +449,7 @@ impl State {
             }
         }
         if let Some(new) = &record {
+            self.by_name.entry(Arc::clone(&new.name)).or_default().insert(slot);
             for (class, inventory) in &new.inventories {
                 let free = inventory.capacity().saturating_sub(self.node(slot).used(class));
                 self.by_class.entry(Arc::clone(class)).or_default().insert((Reverse(free), slot));

@@ -1,6 +1,10 @@
 //! What each command on providers and names is answered, and what it leaves.
 
-use ec_placement_model::{Command, Draft, Key, ModelError, Name, Outcome, Provider, State, decide, intern};
+use std::sync::Arc;
+
+use ec_placement_model::{
+    Change, Command, Draft, Key, ModelError, Name, Outcome, Provider, State, decide, intern,
+};
 use uuid::Uuid;
 
 use crate::support::{after, aggregate, claim, id, names, portrait, some, stored, tried};
@@ -174,6 +178,51 @@ fn what_is_refused_is_refused_with_the_reason_and_leaves_all_as_it_was() {
     assert_eq!(tried(&leaf, &Command::DeleteProvider(id(2)), 0).0, Err(ModelError::ProviderInUse));
     leaf = after(&leaf, &[Command::DeleteAllocations(id(100)), Command::DeleteProvider(id(2))]);
     assert!(leaf.find(&id(2)).is_none() && leaf.provider_name("h2").is_none());
+}
+
+/// Somebody deleted it by hand, or a release before this one took it away with a provider that had the name, too.
+#[test]
+fn a_name_whose_key_was_lost_is_still_taken_and_comes_back() {
+    let mut state = world();
+    state.apply([Change::ProviderName(intern("h4"), None)]);
+    let refused = |command| tried(&state, &command, 50).0.map(drop).unwrap_err().to_string();
+    assert!(refused(create(9, "h4", None)).contains("name: h4 already exists"));
+    assert!(refused(update(1, "h4", None, false)).contains("h4 already exists"));
+    let (.., mended) = shows(&state, update(4, "h4", None, false), 4);
+    assert_eq!(mended.provider_name("h4"), stored(id(4)).as_ref());
+    assert!(!writes(&mended, &update(4, "h4", None, false)).contains(&Key::ProviderName(intern("h4"))));
+    // One that is given up is free, and whoever takes it within the same transaction has it.
+    let renamed = after(&state, &[update(4, "other", None, false), create(9, "h4", None)]);
+    assert_eq!(renamed.provider_name("h4"), stored(id(9)).as_ref());
+    let mut draft = Draft::new(&state);
+    for (command, made) in [
+        (create(9, "h4", None), false),
+        (update(4, "other", None, false), true),
+        (create(9, "h4", None), true),
+        (create(10, "h4", None), false),
+        (Command::DeleteProvider(id(9)), true),
+        (create(10, "h4", None), true),
+    ] {
+        assert_eq!(decide(&mut draft, &command, 50).is_ok(), made, "{command:?}");
+    }
+}
+
+/// Two of one name, as they were let in where the key was lost: the key is the second's.
+#[test]
+fn who_goes_or_gets_another_name_leaves_the_key_of_another_with_its_name() {
+    let mut state = world();
+    let first = Change::Provider(id(9), Some(Arc::new(Provider::new("h4", None, 0))));
+    state.apply([first, Change::Generation(id(9), stored(0))]);
+    for command in
+        [update(9, "h4", None, false), update(9, "h9", None, false), Command::DeleteProvider(id(9))]
+    {
+        assert_eq!(after(&state, &[command]).provider_name("h4"), stored(id(4)).as_ref());
+    }
+    for command in [update(4, "h5", None, false), Command::DeleteProvider(id(4))] {
+        let left = after(&state, &[command]);
+        assert_eq!(left.provider_name("h4"), None);
+        assert!(tried(&left, &create(10, "h4", None), 50).0.is_err(), "9 bears it");
+    }
 }
 
 #[test]

@@ -93,6 +93,8 @@ impl Books {
     fn portrait(&self) -> Portrait {
         let mut told = Portrait::new();
         for (uuid, record) in &self.providers {
+            let bearers = self.holding(|other| other.name == record.name);
+            told.insert(format!("bear {}", record.name), format!("{bearers:?}"));
             let children = self.holding(|other| other.parent == Some(*uuid));
             let below: BTreeSet<Uuid> =
                 self.providers.keys().filter(|other| self.way_up(**other).contains(uuid)).copied().collect();

@@ -85,6 +85,10 @@ pub(crate) fn portrait(state: &State) -> Portrait {
             (state.slot_of(&node.uuid), state.find(&node.uuid).map(|found| found.uuid)),
             (Some(slot), Some(node.uuid))
         );
+        if let Some(record) = &node.provider {
+            let bearers: BTreeSet<Uuid> = state.bearers(&record.name).map(|node| node.uuid).collect();
+            told.insert(format!("bear {}", record.name), format!("{bearers:?}"));
+        }
         let children: BTreeSet<Uuid> = node.children.iter().copied().map(uuid).collect();
         let used: BTreeMap<&Name, i64> = node.usages().iter().map(|(class, used)| (class, *used)).collect();
         assert!(
