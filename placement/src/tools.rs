@@ -238,7 +238,7 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
     let transfer::Loaded { state, importing, foreign } =
         transfer::load(&store, &keys).await.map_err(transfer_failure)?;
     let mut findings = ec_placement_model::check::check(&state);
-    findings.extend(importing.then(|| Keys::IMPORTING.to_owned()));
+    findings.extend(importing);
     let warnings = ec_placement_model::check::warnings(&state);
     let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
     for finding in findings.iter().cloned().chain(warnings).chain(foreign) {

@@ -115,8 +115,25 @@ async fn another_document_takes_the_place_of_one_that_broke_off() {
     let broken = Faulty::new(&store, Fault::Breaks(4, false));
     assert!(import(&broken, &keys(), &cloud(1, 100, "old"), 40, 7).await.is_err());
     let wanted = cloud(50, 30, "new");
-    import(&store, &keys(), &wanted, 40, 8).await.unwrap();
+    let told = import(&store, &keys(), &wanted, 40, 8).await.unwrap();
+    // Of four transactions of 37 records each the new one has the trait and the class, too.
+    assert_eq!(told, ["146 records of another document, whose import broke off here, were taken away"]);
     assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());
+}
+
+/// Somebody wrote it by hand: no import can be finished by it.
+#[tokio::test]
+async fn a_mark_that_no_import_wrote_is_told_with_what_helps() {
+    let store = MemoryStore::new();
+    store.txn(Txn::new().put("/p/import", "garbage")).await.unwrap();
+    let helps = "/p/import is not what an import writes";
+    let error = import(&store, &keys(), &cloud(1, 3, "host"), 40, 7).await.unwrap_err().to_string();
+    assert!(error.contains(helps) && error.contains("delete that key"), "{error}");
+    let loaded = load(&store, &keys()).await.unwrap();
+    assert!(loaded.importing.as_ref().is_some_and(|why| why.contains(helps)), "{:?}", loaded.importing);
+    assert!(loaded.whole().map(drop).unwrap_err().to_string().contains(helps));
+    store.txn(Txn::new().delete("/p/import")).await.unwrap();
+    import(&store, &keys(), &cloud(1, 3, "host"), 40, 7).await.unwrap();
 }
 
 #[tokio::test]

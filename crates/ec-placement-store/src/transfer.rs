@@ -320,18 +320,21 @@ fn compare<K: Ord + std::fmt::Display, V: PartialEq>(
 pub struct Loaded {
     /// The state that it stands for, with what of it cannot be read.
     pub state: State,
-    /// Whether an import is under way there, or broke off.
-    pub importing: bool,
+    /// What to do where an import is under way there, or broke off.
+    pub importing: Option<String>,
     /// Keys that are not ours.
     pub foreign: Vec<String>,
 }
 
 impl Loaded {
     fn of(pairs: &[KeyValue], keys: &Keys) -> Self {
-        let mut loaded = Self { state: State::default(), importing: false, foreign: Vec::new() };
+        let mut loaded = Self { state: State::default(), importing: None, foreign: Vec::new() };
         for pair in pairs {
             if let Some(common) = keys.prefix().common(&pair.key) {
-                loaded.importing |= common == Common::Import;
+                if common == Common::Import {
+                    loaded.importing =
+                        Some(mark(pair, keys).map_or_else(|why| why, |_| Keys::IMPORTING.into()));
+                }
                 continue;
             }
             match keys.read(pair).into_changes() {
@@ -347,8 +350,8 @@ impl Loaded {
     /// # Errors
     /// The first record that cannot be.
     pub fn whole(self) -> Result<State, TransferError> {
-        if self.importing {
-            return Err(TransferError::Unreadable(Keys::IMPORTING.into()));
+        if let Some(why) = self.importing {
+            return Err(TransferError::Unreadable(why));
         }
         let trouble = self.state.unreadable().next().map(str::to_owned);
         trouble.map_or(Ok(self.state), |why| Err(TransferError::Unreadable(why)))
@@ -375,6 +378,17 @@ struct Mark {
     now: Seconds,
 }
 
+/// What stands in that key, or what to do where no import can go on with it.
+fn mark(pair: &KeyValue, keys: &Keys) -> Result<Mark, String> {
+    serde_json::from_slice(&pair.value).map_err(|error| {
+        let (key, prefix) = (&pair.key, keys.prefix().as_str());
+        format!(
+            "{key} is not what an import writes ({error}), so that none can be finished: delete that key; where an import broke off, \
+             delete all that lies under {prefix}, and import again"
+        )
+    })
+}
+
 /// What is missing of an import: nothing where something else is there.
 struct Missing {
     /// The changes left.
@@ -382,6 +396,8 @@ struct Missing {
     /// What the clock must still be; none: not there.
     clock: Option<Revision>,
     mark: Mark,
+    /// So many records of another document are taken away.
+    discarded: usize,
 }
 
 /// What an import has to write where this lies under the prefix.
@@ -396,14 +412,13 @@ fn missing(
     let records: Vec<&KeyValue> = pairs.iter().filter(|pair| prefix.common(&pair.key).is_none()).collect();
     let not_empty = || TransferError::NotEmpty(records.len(), prefix.as_str().to_owned());
     let find = |key: &str| pairs.iter().find(|pair| pair.key == key);
-    let mark = find(&prefix.import()).map(|pair| serde_json::from_slice::<Mark>(&pair.value));
+    let found = find(&prefix.import()).map(|pair| mark(pair, keys));
     let clock = find(&prefix.clock());
-    let mark = match mark {
+    let mark = match found {
         None if records.is_empty() => Mark { id: format!("import-{:016x}", rand::random::<u64>()), now },
         None => return Err(not_empty()),
         Some(mark) => {
-            let mark =
-                mark.map_err(|error| TransferError::Unreadable(format!("{}: {error}", prefix.import())))?;
+            let mark = mark.map_err(TransferError::Unreadable)?;
             // Somebody has written there since: that is not ours to take away.
             if clock.is_none_or(|clock| clock.value != mark.id.as_bytes()) {
                 return Err(not_empty());
@@ -420,13 +435,14 @@ fn missing(
         }
     }
     // Of another document whose import broke off.
+    let discarded = there.len();
     ops.extend(there.into_keys().map(|key| Op::Delete(key.to_owned())));
-    Ok(Missing { ops, clock: clock.map(|pair| pair.mod_revision), mark })
+    Ok(Missing { ops, clock: clock.map(|pair| pair.mod_revision), mark, discarded })
 }
 
 /// Writes a snapshot where nothing is, and reads it back to compare. One that broke off goes on where it
-/// stopped when it is done again, with the same document or another. The first of what does not fit together in it, and was taken all
-/// the same ([`Snapshot::check_sound`]).
+/// stopped when it is done again, with the same document or another. Answered is how much of another was taken away, and the first of
+/// what does not fit together in this one, and was taken all the same ([`Snapshot::check_sound`]).
 ///
 /// # Errors
 /// It could not be read or served; there is something already, or somebody writes there meanwhile; etcd is not there; what was read back differs.
@@ -438,7 +454,7 @@ pub async fn import(
     now: Seconds,
 ) -> Result<Vec<String>, TransferError> {
     snapshot.check_version()?;
-    let loose = snapshot.check_sound()?;
+    let mut loose = snapshot.check_sound()?;
     let prefix = keys.prefix();
     let listing = store.list(keys.prefix().as_str()).await?;
     let before = Loaded::of(&listing.pairs, keys);
@@ -449,7 +465,13 @@ pub async fn import(
     {
         return Ok(loose);
     }
-    let Missing { mut ops, mut clock, mark } = missing(&listing.pairs, keys, snapshot, now)?;
+    let Missing { mut ops, mut clock, mark, discarded } = missing(&listing.pairs, keys, snapshot, now)?;
+    if discarded > 0 {
+        loose.insert(
+            0,
+            format!("{discarded} records of another document, whose import broke off here, were taken away"),
+        );
+    }
     let text = serde_json::to_string(&mark).map_err(|error| TransferError::Unreadable(error.to_string()))?;
     loop {
         // Every transaction writes the clock, so that one of anybody else would show there.
@@ -478,7 +500,7 @@ pub async fn import(
         }
     }
     let listing = store.list(keys.prefix().as_str()).await?;
-    let after = Snapshot::of(&Loaded { importing: false, ..Loaded::of(&listing.pairs, keys) }.whole()?);
+    let after = Snapshot::of(&Loaded { importing: None, ..Loaded::of(&listing.pairs, keys) }.whole()?);
     let differences = snapshot.differences(&after);
     if let Some(first) = differences.first() {
         return Err(TransferError::Differs(format!("{first} ({} in all)", differences.len())));
