@@ -239,9 +239,10 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
         transfer::load(&store, &keys).await.map_err(transfer_failure)?;
     let mut findings = ec_placement_model::check::check(&state);
     findings.extend(importing);
-    let warnings = ec_placement_model::check::warnings(&state);
-    let foreign = foreign.iter().map(|key| format!("warning: {key} is not ours, and is passed over"));
-    for finding in findings.iter().cloned().chain(warnings).chain(foreign) {
+    let foreign = foreign.iter().map(|key| format!("{key} is not ours, and is passed over"));
+    let warnings = ec_placement_model::check::warnings(&state).into_iter().chain(foreign);
+    let warnings = warnings.map(|warning| format!("warning: {warning}"));
+    for finding in findings.iter().cloned().chain(warnings) {
         print(&format!("{finding}\n"))?;
     }
     if findings.is_empty() {

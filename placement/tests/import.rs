@@ -305,6 +305,7 @@ async fn what_does_not_fit_together_is_taken_and_told() {
         (provider("inventories", json!({})), "which has none"),
         (consumer("allocations", json!({&nobody: {"VCPU": 1}})), "which is not there"),
         (consumer("allocations", json!({})), "has no allocations"),
+        (provider("inventories", json!({"VCPU": {"total": 1}})), "2 of 1 VCPU are used, more than there is"),
     ];
     for (change, wanted) in cases {
         let (store, loose) = (MemoryStore::new(), with(&document, vec![change]));

@@ -51,7 +51,7 @@ pub fn warnings(state: &State) -> Vec<String> {
             let (used, capacity) = (node.used(class), Inventory { reserved, ..inventory.clone() }.capacity());
             if used > capacity {
                 warnings.push(format!(
-                    "warning: provider {} ({}): {used} of {capacity} {class} are used, more than there is",
+                    "provider {} ({}): {used} of {capacity} {class} are used, more than there is",
                     node.uuid, provider.name
                 ));
             }

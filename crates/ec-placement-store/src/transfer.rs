@@ -7,7 +7,7 @@ use std::{
 
 use ec_placement_model::{
     Change, Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, Stored,
-    check::{broken, loose},
+    check::{broken, loose, warnings},
     intern, is_custom, is_standard_class, is_standard_trait,
 };
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
@@ -178,8 +178,8 @@ impl Snapshot {
         (traits.cloned().collect(), classes.cloned().collect())
     }
 
-    /// Refuses what could not be read once it is there, or not be served. The first of what does not fit together all the same: who is
-    /// to have it back has nothing else, and what is there without what it belongs to does no harm.
+    /// Refuses what could not be read once it is there, or not be served. The first of what does not fit together all the same, or should be
+    /// looked at: who is to have it back has nothing else, and what is there without what it belongs to does no harm.
     ///
     /// # Errors
     /// The first of what was found.
@@ -209,7 +209,7 @@ impl Snapshot {
         refused.extend(twice("trait", &self.traits).chain(twice("resource class", &self.resource_classes)));
         refused.extend(broken(&state));
         if refused.is_empty() {
-            return Ok(first(loose(&state)));
+            return Ok(first(loose(&state).into_iter().chain(warnings(&state)).collect()));
         }
         Err(TransferError::Unsound(first(refused).join("; ")))
     }
