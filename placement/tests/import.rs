@@ -196,6 +196,7 @@ async fn what_cannot_be_served_is_refused_before_anything_is_written() {
     let guest = Uuid::from_u128(100_001).to_string();
     let provider = |field: &str, value: Value| (format!("/providers/{first}/{field}"), value);
     let consumer = |field: &str, value: Value| (format!("/consumers/{guest}/{field}"), value);
+    let many: Vec<Uuid> = (0..60_000).map(Uuid::from_u128).collect();
     let cases = [
         (vec![provider("inventories", json!({"VCPU": {"total": -5}}))], "total is -5"),
         (vec![provider("version", json!(9))], "its version is 9"),
@@ -208,7 +209,18 @@ async fn what_cannot_be_served_is_refused_before_anything_is_written() {
         (vec![consumer("version", json!(9))], "its version is 9"),
         (vec![consumer("generation", json!(-1))], "its generation is -1"),
         (vec![consumer("allocations", json!({&first: {"VCPU": 0}}))], "its amount of VCPU is 0"),
-        (vec![("/traits".to_owned(), json!(["TRAIT"]))], "/traits/TRAIT is no custom name"),
+        (vec![("/traits".to_owned(), json!(["TRAIT"]))], "trait \"TRAIT\" is no custom name"),
+        (vec![("/traits".to_owned(), json!(["CUSTOM_t"]))], "trait \"CUSTOM_t\" is no custom name"),
+        (
+            vec![("/resource_classes".to_owned(), json!(["CUSTOM_A B/C"]))],
+            "resource class \"CUSTOM_A B/C\" is no custom name",
+        ),
+        (vec![provider("name", json!(""))], "its name has 0 characters, not 1 to 200"),
+        (vec![provider("name", json!("ä".repeat(201)))], "its name has 201 characters, not 1 to 200"),
+        (
+            vec![provider("aggregates", json!(many))],
+            "bytes, more than the 1048576 that can be written at once",
+        ),
         (vec![("/traits".to_owned(), json!(["CUSTOM_T", "CUSTOM_T"]))], "trait CUSTOM_T stands twice"),
         (
             vec![("/resource_classes".to_owned(), json!(["CUSTOM_R", "CUSTOM_R"]))],
@@ -223,6 +235,8 @@ async fn what_cannot_be_served_is_refused_before_anything_is_written() {
         assert!(error.to_string().contains(wanted), "{wanted}: {error}");
         assert_eq!(store.content("/p/").pairs, Vec::new(), "{wanted}");
     }
+    let longest = with(&document, vec![provider("name", json!("ä".repeat(200)))]);
+    import(&MemoryStore::new(), &keys(), &longest, 40, 7).await.unwrap();
     // Not all of a document in which nothing can be read.
     let spoilt = (1..=20).map(|number| {
         let host = Uuid::from_u128(number);
@@ -358,7 +372,12 @@ async fn a_consumer_of_the_generation_0_is_counted_from_1_wherever_it_comes_from
 #[tokio::test]
 async fn large_records_are_written_in_bounded_pieces() {
     // Forty of 100 kB each would be four megabytes in one transaction.
-    let wanted = cloud(1, 60, &"n".repeat(100_000));
+    let mut document = serde_json::to_value(cloud(1, 60, "host")).unwrap();
+    let aggregates: Vec<Uuid> = (0..2_500).map(Uuid::from_u128).collect();
+    for provider in document["providers"].as_object_mut().unwrap().values_mut() {
+        provider["aggregates"] = json!(aggregates);
+    }
+    let wanted = with(&document, Vec::new());
     let store = MemoryStore::new();
     import(&store, &keys(), &wanted, 128, 7).await.unwrap();
     assert_eq!(wanted.differences(&stored(&store).await), Vec::<String>::new());

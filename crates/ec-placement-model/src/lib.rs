@@ -30,7 +30,7 @@ pub use self::{
     draft::{Draft, Key, Part, Record, Savepoint},
     error::ModelError,
     extra::Extra,
-    names::{is_custom, is_standard_class, is_standard_trait, standard_first},
+    names::{is_custom, is_custom_name, is_standard_class, is_standard_trait, standard_first},
     records::{
         Amounts, Consumer, Inventories, Inventory, MAX_INT, Name, NamedRecord, Provider, Seconds,
         generation_problem, intern,

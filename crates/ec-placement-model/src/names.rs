@@ -16,6 +16,15 @@ pub fn is_custom(name: &str) -> bool {
     name.starts_with(CUSTOM)
 }
 
+/// Whether a name is one that the API lets users make: `CUSTOM_`, then capitals, digits and underscores.
+pub fn is_custom_name(name: &str) -> bool {
+    name.len() <= 255
+        && name.strip_prefix(CUSTOM).is_some_and(|rest| {
+            !rest.is_empty()
+                && rest.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
+        })
+}
+
 /// Whether a trait is in os-traits.
 pub fn is_standard_trait(name: &str) -> bool {
     TRAITS.contains(name)

@@ -8,13 +8,16 @@ use std::{
 use ec_placement_model::{
     Change, Consumer, Key, Name, NamedRecord, Provider, Record, Seconds, State, Stored,
     check::{broken, loose, warnings},
-    intern, is_custom, is_standard_class, is_standard_trait,
+    intern, is_custom, is_custom_name, is_standard_class, is_standard_trait,
 };
 use ec_store::{Compare, KeyValue, Op, Revision, Store, StoreError, Txn};
 use serde::{Deserialize, Deserializer, Serialize, de::DeserializeSeed};
 use uuid::Uuid;
 
 use crate::{Common, Keys, Model, document::DOCUMENT};
+
+/// Characters of a provider's name, as of the API's schema.
+const NAME_MAX: usize = 200;
 
 /// So many things that do not fit together are told of one document.
 const FINDINGS: usize = 10;
@@ -196,11 +199,21 @@ impl Snapshot {
                 version: 1,
                 lease: None,
             };
-            match keys.read(&pair).into_changes() {
-                Some(changes) => state.apply(changes),
-                None => refused.push(format!("{} is no custom name", pair.key)),
+            let bytes = pair.key.len() + pair.value.len();
+            if bytes > BYTES_MAX {
+                // It may be the key that is too long.
+                let key: String = pair.key.chars().take(NAME_MAX).collect();
+                refused.push(format!(
+                    "{key} is {bytes} bytes, more than the {BYTES_MAX} that can be written at once"
+                ));
+                continue;
+            }
+            // One without the prefix of its kind is among the names that are refused.
+            if let Some(changes) = keys.read(&pair).into_changes() {
+                state.apply(changes);
             }
         }
+        refused.extend(self.refused_names());
         // They are told by `check_names`, and whoever has nothing else takes them all the same.
         let (traits, classes) = self.unknown_names();
         let known = || Some(Stored { record: NamedRecord::new(0), revision: 1 });
@@ -212,6 +225,28 @@ impl Snapshot {
             return Ok(first(loose(&state).into_iter().chain(warnings(&state)).collect()));
         }
         Err(TransferError::Unsound(first(refused).join("; ")))
+    }
+
+    /// Names that the API would not have taken.
+    fn refused_names(&self) -> Vec<String> {
+        let mut refused = Vec::new();
+        for (uuid, one) in &self.providers {
+            let length = one.provider.name.chars().count();
+            if !(1..=NAME_MAX).contains(&length) {
+                refused
+                    .push(format!("provider {uuid}: its name has {length} characters, not 1 to {NAME_MAX}"));
+            }
+        }
+        let traits = self.traits.iter().filter(|name| !is_custom_name(name)).map(|name| ("trait", name));
+        // The API's pattern takes one line's end behind a class.
+        let odd = |name: &&String| !is_custom_name(name.strip_suffix('\n').unwrap_or(name));
+        let classes = self.resource_classes.iter().filter(odd).map(|name| ("resource class", name));
+        refused.extend(traits.chain(classes).map(|(what, name)| {
+            format!(
+                "{what} {name:?} is no custom name: wanted CUSTOM_, then capitals, digits and underscores"
+            )
+        }));
+        refused
     }
 
     /// The first things in which two differ, but for times, which an API does not tell.

@@ -1,7 +1,8 @@
 //! `/traits`, and those of a provider.
 
 use ec_placement_model::{
-    Command, Key, ModelError, Outcome, Seconds, State, intern, is_standard_trait, standard, standard_first,
+    Command, Key, ModelError, Outcome, Seconds, State, intern, is_custom_name, is_standard_trait, standard,
+    standard_first,
 };
 use ec_placement_schema::{Body, Query};
 use serde_json::{Value, json};
@@ -26,15 +27,6 @@ const PROVIDER_DELETE: Rule = Rule("placement:resource_providers:traits:delete")
 
 /// When the standard names were made: with this program, for all that anybody can know.
 pub(super) const STANDARD_SINCE: Seconds = 1_700_000_000;
-
-/// Whether a name is one that users may make: `CUSTOM_`, then capitals, digits and underscores.
-pub(super) fn is_custom_name(name: &str) -> bool {
-    name.len() <= 255
-        && name.strip_prefix("CUSTOM_").is_some_and(|rest| {
-            !rest.is_empty()
-                && rest.bytes().all(|byte| byte.is_ascii_uppercase() || byte.is_ascii_digit() || byte == b'_')
-        })
-}
 
 fn not_found(name: &str) -> ApiError {
     ApiError::not_found(ModelError::TraitNotFound(name.to_owned()).to_string())
