@@ -439,6 +439,8 @@ impl Cluster {
                 "{node} is node `{other}`: `node add {other} --again` gives it new credentials, or `node revoke {other}` first"
             )));
         }
+        // Before anything is written: it may be kept elsewhere.
+        let authority = self.files.read_authority()?;
         let user = Part::Node(node).role();
         if hosts.is_empty() {
             hosts = self.files.hosts_given(&user)?;
@@ -451,7 +453,7 @@ impl Cluster {
             self.files.revoke_given(&user)?;
             self.files.list_revoked()?;
         }
-        let issued = self.files.read_authority()?.issue(&user, &hosts).map_err(wrong)?;
+        let issued = authority.issue(&user, &hosts).map_err(wrong)?;
         self.files.keep_given(&name, &issued.certificate)?;
         let bundle = Bundle {
             name: name.clone(),

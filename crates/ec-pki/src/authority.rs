@@ -6,7 +6,10 @@ use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, ExtendedKeyUsagePurpose,
     IsCa, Issuer, KeyIdMethod, KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber,
 };
+use rustls::pki_types::{CertificateDer, pem::PemObject};
 use time::{Duration, OffsetDateTime};
+
+use crate::pair::is_its_key;
 
 /// So long the authority itself is good.
 const AUTHORITY_FOR: Duration = Duration::days(3650);
@@ -27,6 +30,9 @@ pub enum PkiError {
         #[source]
         source: rcgen::Error,
     },
+    /// What it signs nobody who knows the certificate would believe.
+    #[error("the key is not that of the authority's certificate")]
+    OtherKey,
 }
 
 /// A certificate authority with its key: whoever has it may be anybody.
@@ -72,9 +78,13 @@ impl Authority {
     /// The authority of these files' texts.
     ///
     /// # Errors
-    /// One of them is not what it should be.
+    /// One of them is not what it should be, or they do not belong together.
     pub fn read(certificate: &str, key: &str) -> Result<Self, PkiError> {
         let key = KeyPair::from_pem(key).map_err(failed("the authority's key"))?;
+        let of = CertificateDer::from_pem_slice(certificate.as_bytes());
+        if of.is_ok_and(|of| !is_its_key(&of, &key)) {
+            return Err(PkiError::OtherKey);
+        }
         let issuer =
             Issuer::from_ca_cert_pem(certificate, key).map_err(failed("the authority's certificate"))?;
         Ok(Self { issuer, certificate: certificate.to_owned() })
@@ -138,11 +148,7 @@ impl Authority {
 mod tests {
     use std::sync::Arc;
 
-    use rustls::{
-        RootCertStore,
-        pki_types::{CertificateDer, UnixTime, pem::PemObject},
-        server::WebPkiClientVerifier,
-    };
+    use rustls::{RootCertStore, pki_types::UnixTime, server::WebPkiClientVerifier};
 
     use super::*;
     use crate::{Certificate, revoked_serials};
@@ -180,6 +186,8 @@ mod tests {
         let foreign = other.issue("root", &[]).unwrap();
         assert!(verified(authority.certificate(), &foreign.certificate).is_err());
         assert!(Authority::read("no pem", &other_key).is_err());
+        let mixed = Authority::read(authority.certificate(), &other_key);
+        assert!(matches!(mixed, Err(PkiError::OtherKey)));
     }
 
     #[test]

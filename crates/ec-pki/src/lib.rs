@@ -9,8 +9,10 @@ mod bundle;
 mod certificate;
 pub mod config;
 mod files;
+mod pair;
 
 pub use authority::{Authority, Issued, PkiError};
 pub use bundle::{Bundle, new_token};
 pub use certificate::{Certificate, common_names, endings, revoked_serials, write_ends};
 pub use files::{Access, write, write_pair};
+pub use pair::unfit;

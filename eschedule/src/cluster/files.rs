@@ -24,7 +24,7 @@ use std::{
 
 use ec_cloud::ROOT;
 use ec_pki::{
-    Access, Authority, Certificate,
+    Access, Authority, Certificate, PkiError,
     config::{self, Found, quoted_path, served, trust},
     new_token, revoked_serials, write, write_pair,
 };
@@ -156,7 +156,23 @@ impl Directory {
     }
 
     pub(super) fn read_authority(&self) -> Result<Authority, Failure> {
-        Authority::read(&self.read(&self.authority())?, &self.read(&self.file("ca.key"))?).map_err(wrong)
+        let certificate = self.read(&self.authority())?;
+        let path = self.file("ca.key");
+        let key = fs::read_to_string(&path).map_err(|error| {
+            // Off line is where it should be.
+            let mend = match error.kind() {
+                io::ErrorKind::NotFound => ": put it back from where you keep it",
+                _ => "",
+            };
+            Failure::failed(format!("failed to read {}: {error}{mend}", path.display()))
+        })?;
+        Authority::read(&certificate, &key).map_err(|error| match error {
+            PkiError::OtherKey => Failure::failed(format!(
+                "{} is not the key of ca.pem: put back the one that belongs to it",
+                path.display()
+            )),
+            error => wrong(error),
+        })
     }
 
     /// How etcd is started.
@@ -635,6 +651,25 @@ mod tests {
         let files = Directory::new(place.path());
         files.write("ca.key", "half").unwrap();
         files.complete(&hosts(&["10.0.0.1"])).unwrap();
+    }
+
+    #[test]
+    fn with_a_key_that_is_not_the_authoritys_or_without_one_nothing_is_signed() {
+        let (_place, files) = begun();
+        let pairs = || MEMBERS.map(|(name, _)| [files.pair(name).0, files.pair(name).1].map(fs::read));
+        let before = pairs().map(|pair| pair.map(Result::unwrap));
+        let (_, other) = Authority::create().unwrap();
+        files.write("ca.key", other).unwrap();
+        let message = files.renew().err().unwrap().message;
+        assert!(
+            message.ends_with("ca.key is not the key of ca.pem: put back the one that belongs to it"),
+            "{message}"
+        );
+        fs::remove_file(files.file("ca.key")).unwrap();
+        let message = files.renew().err().unwrap().message;
+        assert!(message.contains("ca.key: No such file"), "{message}");
+        assert!(message.ends_with(": put it back from where you keep it"), "{message}");
+        assert_eq!(pairs().map(|pair| pair.map(Result::unwrap)), before);
     }
 
     #[test]
