@@ -1,6 +1,7 @@
 //! `ecompute join`: makes this host a node of a cluster, by a bundle that `eschedule node add` made.
 
 use std::{
+    fmt::Display,
     fs::{self, File},
     io::{self, Read},
     path::{Path, PathBuf},
@@ -42,8 +43,9 @@ const MARK: &str = "# Made by `ecompute join`; change it as you like: joining ag
 pub struct Joined {
     /// What was written.
     pub written: Vec<PathBuf>,
-    /// What the configuration says otherwise than the bundle, where it was there and stays as it is.
-    pub differs: Option<String>,
+    /// What is to be known of it: whose certificates were believed before, and what a configuration that was there and stays as it is
+    /// says otherwise than the bundle.
+    pub told: Vec<String>,
 }
 
 /// Installs a bundle, on a host whose guests are those of `state_dir`.
@@ -58,8 +60,11 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
     File::open(bundle)
         .and_then(|file| file.take(LARGEST).read_to_end(&mut content))
         .map_err(|error| Failure::usage(format!("failed to read {}: {error}", bundle.display())))?;
-    let bundle: Bundle = decode(&content)
-        .map_err(|error| Failure::usage(format!("{} cannot be used: {error}", bundle.display())))?;
+    let unusable = |why: &dyn Display| {
+        Failure::usage(format!("{} cannot be used, and nothing was changed: {why}", bundle.display()))
+    };
+    let bundle: Bundle = decode(&content).map_err(|error| unusable(&error))?;
+    bundle.check().map_err(|why| unusable(&format!("{why}; make another by `eschedule node add`")))?;
     let directory = std::path::absolute(directory).unwrap_or_else(|_| directory.to_owned());
     let failed = |what: &str, path: &Path| {
         let what = format!("failed to {what} {}", path.display());
@@ -103,6 +108,9 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
         identity::refuse_other(state_dir, &RecordDir::reader(state_dir.join(RECORDS)), bundle.node)
             .map_err(|error| Failure::failed(chain(&error)))?;
     }
+    // Its cluster was made anew, perhaps; who did that knows.
+    let before =
+        fs::read_to_string(&authority).ok().filter(|there| known.is_some() && *there != bundle.authority);
     fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
     let mut files = vec![("node.token", format!("{}\n", bundle.token), Access::Secret)];
     if let Some(keys) = &bundle.user_data_key {
@@ -121,6 +129,12 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
     write(&authority, &bundle.authority, Access::Public).map_err(failed("write", &authority))?;
     write_pair([(&key, &bundle.key, Access::Secret), (&certificate, &bundle.certificate, Access::Public)])
         .map_err(|(path, error)| failed("write", &path)(error))?;
+    let changed = before.map(|_| {
+        format!(
+            "{} was of another authority than the bundle's: this node is of the bundle's cluster now, and of no other",
+            authority.display()
+        )
+    });
     let mut written = vec![authority, key, certificate];
     for (name, text, access) in files {
         let path = directory.join(name);
@@ -128,7 +142,7 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
         written.push(path);
     }
     let differs = known.and_then(|_| differs(&bundle, &directory, &file));
-    Ok(Joined { written, differs })
+    Ok(Joined { written, told: changed.into_iter().chain(differs).collect() })
 }
 
 /// What a configuration says otherwise than a bundle; nothing of one that is wrong, which `ecompute --check` tells.
@@ -193,11 +207,14 @@ fn configuration(bundle: &Bundle, directory: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use ec_model::{NodeId, encode};
+    use ec_pki::Authority;
 
     use super::*;
     use crate::config::Settings;
 
-    fn bundle(node: NodeId) -> Bundle {
+    /// One that works, of that authority.
+    fn bundle_of(authority: &Authority, node: NodeId) -> Bundle {
+        let issued = authority.issue(&node.user(), &["10.0.0.2".into()]).unwrap();
         Bundle {
             name: "host1".into(),
             node,
@@ -205,9 +222,9 @@ mod tests {
             etcd: vec!["https://10.0.0.1:2379".into()],
             prefix: "/cloud".into(),
             placement: "https://10.0.0.1:8080".into(),
-            authority: "authority".into(),
-            certificate: "certificate".into(),
-            key: "key".into(),
+            authority: authority.certificate().to_owned(),
+            certificate: issued.certificate,
+            key: issued.key,
             token: "token".into(),
             user_data_key: Some("a".repeat(64)),
         }
@@ -231,16 +248,18 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let [file, place, state] = ["bundle", "etc", "state"].map(|name| directory.path().join(name));
         let node = NodeId::new(uuid::Uuid::new_v4());
+        let (authority, _) = Authority::create().unwrap();
+        let bundle = |node| bundle_of(&authority, node);
         let config = place.join("compute.yaml");
         let join_with = |bundle: &Bundle| {
             fs::write(&file, encode(bundle)).unwrap();
             join(&file, &place, &state)
-                .map(|joined| (joined.written.len(), joined.differs))
+                .map(|joined| (joined.written.len(), joined.told))
                 .map_err(|failure| failure.message)
         };
         fs::create_dir(&place).unwrap();
         fs::write(&config, SHIPPED).unwrap();
-        assert_eq!(join_with(&bundle(node)).unwrap(), (6, None));
+        assert_eq!(join_with(&bundle(node)).unwrap(), (6, vec![]));
         let (settings, _) = Settings::load(Some(&config)).map_err(|error| error.to_string()).unwrap();
         assert_eq!((settings.uuid, settings.name.as_str()), (Some(node), "host1"));
         assert_eq!(settings.keys.root(), "/cloud");
@@ -249,7 +268,7 @@ mod tests {
 
         let changed = format!("{}bridge: br0\n", fs::read_to_string(&config).unwrap());
         fs::write(&config, &changed).unwrap();
-        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap(), (5, None));
+        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap(), (5, vec![]));
         assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
         assert_eq!(fs::read_to_string(&config).unwrap(), changed);
 
@@ -258,7 +277,7 @@ mod tests {
         let lacking: Vec<_> = changed.lines().filter(key).collect();
         fs::write(&config, lacking.join("\n")).unwrap();
         let elsewhere = Bundle { host: "10.0.0.9".into(), token: "new".into(), ..bundle(node) };
-        let told = join_with(&elsewhere).unwrap().1.unwrap();
+        let told = join_with(&elsewhere).unwrap().1.concat();
         assert!(told.contains("right: advertise: \"10.0.0.9\"; etcd.user_data_key: \"/"), "{told}");
         fs::write(&config, &changed).unwrap();
 
@@ -284,26 +303,63 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let [file, place, state] = ["bundle", "etc", "state"].map(|name| directory.path().join(name));
         let [old, new] = [1, 2].map(|number| NodeId::new(uuid::Uuid::from_u128(number)));
+        let (authority, _) = Authority::create().unwrap();
         let join_as = |node| {
-            fs::write(&file, encode(&bundle(node))).unwrap();
-            join(&file, &place, &state).map(|_| ()).map_err(|failure| failure.message)
+            fs::write(&file, encode(&bundle_of(&authority, node))).unwrap();
+            join(&file, &place, &state).map(|joined| joined.told.concat()).map_err(|failure| failure.message)
         };
         fs::create_dir_all(&place).unwrap();
         fs::write(place.join("ca.pem"), "another").unwrap();
         let why = join_as(new).unwrap_err();
         assert!(why.contains("ca.pem is of another cluster"), "{why}");
         assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), "another");
-        fs::write(place.join("ca.pem"), "authority").unwrap();
+        fs::write(place.join("ca.pem"), authority.certificate()).unwrap();
         fs::create_dir_all(state.join(RECORDS)).unwrap();
         fs::write(state.join("uuid"), old.to_string()).unwrap();
         fs::write(state.join(RECORDS).join(format!("{}.json", uuid::Uuid::nil())), "{}").unwrap();
         let why = join_as(new).unwrap_err();
         assert!(why.contains(&format!("the guests here are node {old}'s")), "{why}");
         assert_eq!(fs::read_dir(&place).unwrap().count(), 1, "nothing else is written");
-        join_as(old).unwrap();
-        // Of a node that is known its own cluster decides.
+        assert_eq!(join_as(old).unwrap(), "");
+        // Of a node that is known its own cluster decides, which may have been made anew.
         fs::write(place.join("ca.pem"), "another").unwrap();
-        join_as(old).unwrap();
-        assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), "authority");
+        let told = join_as(old).unwrap();
+        assert!(told.contains("ca.pem was of another authority"), "{told}");
+        assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), authority.certificate());
+    }
+
+    #[test]
+    fn a_bundle_that_cannot_work_changes_nothing_of_a_node_that_does() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, place, state] = ["bundle", "etc", "state"].map(|name| directory.path().join(name));
+        let node = NodeId::new(uuid::Uuid::from_u128(1));
+        let (authority, _) = Authority::create().unwrap();
+        let join_with = |bundle: &Bundle| {
+            fs::write(&file, encode(bundle)).unwrap();
+            join(&file, &place, &state).map(|_| ()).map_err(|failure| failure.message)
+        };
+        let good = bundle_of(&authority, node);
+        // Nor does it make one.
+        let keyless = Bundle { key: String::new(), ..good.clone() };
+        join_with(&keyless).unwrap_err();
+        assert!(!place.exists());
+        join_with(&good).unwrap();
+        let files = || {
+            let names = ["ca.pem", "node.key", "node.pem", "node.token", "user-data.key", "compute.yaml"];
+            names.map(|name| fs::read_to_string(place.join(name)).unwrap())
+        };
+        let before = files();
+        let another = bundle_of(&Authority::create().unwrap().0, node);
+        for broken in [
+            keyless,
+            Bundle { key: another.key, ..good.clone() },
+            Bundle { authority: another.authority, ..good.clone() },
+            Bundle { token: "token\r\n".into(), ..good.clone() },
+        ] {
+            let why = join_with(&broken).unwrap_err();
+            assert!(why.contains("bundle cannot be used, and nothing was changed: its "), "{why}");
+            assert!(!why.contains('\n'), "{why}");
+            assert_eq!(files(), before);
+        }
     }
 }

@@ -87,7 +87,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         let joined = join(bundle, directory, Path::new(STATE_DIR))?;
         let mut lines: Vec<_> =
             joined.written.iter().map(|path| format!("wrote {}", path.display())).collect();
-        lines.extend(joined.differs);
+        lines.extend(joined.told);
         lines.push("next: `ecompute --check`, and start ecompute anew; delete the bundle".into());
         print(&lines.join("\n"))?;
         return Ok(0);
