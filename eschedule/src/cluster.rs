@@ -300,6 +300,10 @@ async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) ->
         refuse_left_behind(&files).await?;
     }
     let made = files.complete(hosts)?;
+    if let Some(unfit) = files.unfit()? {
+        self::made(&files, &made).iter().for_each(|line| tell(&format!("eschedule: {line}")));
+        return Err(Failure::failed(unfit));
+    }
     if let Some(unnamed) = files.unnamed(hosts) {
         tell(&format!("eschedule: {unnamed}"));
     }

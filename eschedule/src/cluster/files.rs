@@ -26,7 +26,7 @@ use ec_cloud::ROOT;
 use ec_pki::{
     Access, Authority, Certificate, PkiError,
     config::{self, Found, quoted_path, served, trust},
-    new_token, revoked_serials, write, write_pair,
+    new_token, revoked_serials, unfit, write, write_pair,
 };
 use ec_runtime::exit::Failure;
 use nix::unistd::{Group, Uid};
@@ -95,6 +95,12 @@ fn certificates(directory: &Path) -> Result<Vec<(PathBuf, Certificate)>, Failure
         }
     }
     Ok(found)
+}
+
+/// The newest that is this user's.
+fn newest(certificates: impl Iterator<Item = (PathBuf, Certificate)>, user: &str) -> Option<Certificate> {
+    let certificates = certificates.map(|(_, certificate)| certificate);
+    certificates.filter(|certificate| certificate.name == user).max_by_key(|certificate| certificate.ends)
 }
 
 /// Whether both are the same name, or the same address however it is written.
@@ -192,11 +198,16 @@ impl Directory {
 
     /// How `cluster init` is said again.
     pub(super) fn again(&self) -> String {
+        self.said("init")
+    }
+
+    /// How a command is said of this cluster.
+    fn said(&self, command: &str) -> String {
         let elsewhere = match self.0 == Path::new(DIRECTORY) {
             true => String::new(),
             false => format!(" --directory {}", self.0.display()),
         };
-        format!("eschedule cluster init{elsewhere}")
+        format!("eschedule cluster {command}{elsewhere}")
     }
 
     /// How placement and the controller are started.
@@ -258,15 +269,24 @@ impl Directory {
         fs::read_to_string(self.schedule()).is_ok_and(|text| text.lines().any(names))
     }
 
+    /// Whether a file of a secret is missing, or holds none.
+    fn lacks(&self, name: &str) -> bool {
+        match fs::read_to_string(self.file(name)) {
+            Ok(text) => text.trim().is_empty(),
+            Err(error) => error.kind() == io::ErrorKind::NotFound,
+        }
+    }
+
     /// Refuses where the key that user-data was sealed with is missing: with another in its place, nodes could not open what is sealed
     /// from now on, nor anybody here what was sealed before.
     fn refuse_lost_key(&self) -> Result<(), Failure> {
         let key = self.file(USER_DATA_KEY);
-        if key.exists() || !self.seals() || certificates(&self.file(GIVEN))?.is_empty() {
+        if !self.lacks(USER_DATA_KEY) || !self.seals() || certificates(&self.file(GIVEN))?.is_empty() {
             return Ok(());
         }
+        let is = if key.exists() { "empty" } else { "missing" };
         Err(Failure::failed(format!(
-            "{} is missing: copy it back from a node's {DIRECTORY}, and say this again",
+            "{} is {is}: copy it back from a node's {DIRECTORY}, and say this again",
             key.display()
         )))
     }
@@ -293,6 +313,18 @@ impl Directory {
                 self.again()
             )
         })
+    }
+
+    /// Which certificates are here that nobody can use with what lies beside them, as where a `renew` was killed between the two.
+    pub(super) fn unfit(&self) -> Result<Option<String>, Failure> {
+        let _lock = self.lock()?;
+        let unfit = MEMBERS.iter().filter_map(|(name, _)| {
+            let (certificate, key) = self.pair(name);
+            unfit(&certificate, &key)
+        });
+        let unfit: Vec<_> = unfit.collect();
+        Ok((!unfit.is_empty())
+            .then(|| format!("{}: `{}` makes all anew", unfit.join(", "), self.said("renew"))))
     }
 
     /// Makes what is missing; answers what was made.
@@ -350,7 +382,7 @@ impl Directory {
         }
         self.refuse_lost_key()?;
         for name in ["eschedule.token", "econtroller.token", USER_DATA_KEY] {
-            if !self.file(name).exists() {
+            if self.lacks(name) {
                 self.write(name, format!("{}\n", new_token()))?;
                 made.push(name.to_owned());
             }
@@ -377,8 +409,13 @@ impl Directory {
         let _lock = self.lock()?;
         let authority = self.read_authority()?;
         let known = MEMBERS.map(|(name, serves)| {
-            let hosts = Certificate::read(&self.pair(name).0).map(|known| known.hosts);
-            hosts.map(|hosts| (name, if serves { hosts } else { Vec::new() }))
+            let (path, _) = self.pair(name);
+            let known = Certificate::read(&path).or_else(|why| {
+                // An empty file is not made by `init`, and what was there before is known.
+                let issued = path.exists().then(|| certificates(&self.file(ISSUED)).ok()).flatten();
+                newest(issued.into_iter().flatten(), name).ok_or(why)
+            });
+            known.map(|known| (name, if serves { known.hosts } else { Vec::new() }))
         });
         let known = known.into_iter().collect::<Result<Vec<_>, _>>().map_err(|why| {
             Failure::failed(format!("{why}: `{} HOST…` makes what is missing", self.again()))
@@ -399,9 +436,7 @@ impl Directory {
     /// The names and addresses in the newest certificate that this user was given, be it revoked by now; none where none is known.
     pub(super) fn hosts_given(&self, user: &str) -> Result<Vec<String>, Failure> {
         let given = certificates(&self.file(GIVEN))?.into_iter().chain(certificates(&self.revoked())?);
-        let given = given.map(|(_, certificate)| certificate);
-        let newest = given.filter(|given| given.name == user).max_by_key(|given| given.ends);
-        Ok(newest.map(|newest| newest.hosts).unwrap_or_default())
+        Ok(newest(given, user).map(|newest| newest.hosts).unwrap_or_default())
     }
 
     /// The users of whom certificates are revoked, and none is known that is not.
@@ -670,6 +705,50 @@ mod tests {
         assert!(message.contains("ca.key: No such file"), "{message}");
         assert!(message.ends_with(": put it back from where you keep it"), "{message}");
         assert_eq!(pairs().map(|pair| pair.map(Result::unwrap)), before);
+    }
+
+    #[tokio::test]
+    async fn init_says_renew_where_a_pair_does_not_fit_and_not_that_etcd_is_to_be_started() {
+        ec_runtime::install_tls_provider();
+        let (place, files) = begun();
+        fs::copy(files.file("eschedule.key"), files.file("root.key")).unwrap();
+        let failure =
+            super::super::init(place.path(), &[], false, crate::cli::Output::Table).await.unwrap_err();
+        assert!(failure.message.contains("root.key is not the key of"), "{}", failure.message);
+        assert!(failure.message.contains("`eschedule cluster renew"), "{}", failure.message);
+    }
+
+    #[test]
+    fn pairs_that_do_not_fit_are_told_and_renewed_and_empty_secrets_are_made() {
+        let (_place, files) = begun();
+        assert_eq!(files.unfit().unwrap(), None);
+        // As a `renew` leaves it that is killed between the two.
+        let before = fs::read(files.file("etcd.pem")).unwrap();
+        files.renew().unwrap();
+        fs::write(files.file("etcd.pem"), before).unwrap();
+        fs::write(files.file("eschedule.key"), "").unwrap();
+        fs::write(files.file("eplacement.pem"), "").unwrap();
+        let told = files.unfit().unwrap().unwrap();
+        for what in [
+            "/etcd.key is not the key of",
+            "no key in",
+            "no certificate in",
+            "`eschedule cluster renew --directory",
+        ] {
+            assert!(told.contains(what), "{told}");
+        }
+        files.renew().unwrap();
+        assert_eq!(files.unfit().unwrap(), None);
+        assert_eq!(files.unnamed(&hosts(&["10.0.0.1", "h1"])), None, "for the same names");
+
+        fs::write(files.file("eschedule.token"), "\n").unwrap();
+        fs::write(files.file(USER_DATA_KEY), "").unwrap();
+        assert_eq!(files.complete(&[]).unwrap(), ["eschedule.token", USER_DATA_KEY]);
+        assert_eq!(files.token("eschedule").unwrap().len(), 64);
+        give(&files, "ecompute-1", &["h2"]);
+        fs::write(files.file(USER_DATA_KEY), "").unwrap();
+        let message = files.complete(&[]).err().unwrap().message;
+        assert!(message.contains("user-data.key is empty: copy it back"), "{message}");
     }
 
     #[test]
