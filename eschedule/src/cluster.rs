@@ -24,7 +24,11 @@ pub(crate) use self::{
     archive::{Document, Manifest},
     backup::{BackedUp, Restored},
 };
-use crate::{cli::Output, config::Settings, output};
+use crate::{
+    cli::Output,
+    config::{Settings, with_ended},
+    output,
+};
 
 /// Where what belongs to the cluster lies on the host that it is administered from.
 const DIRECTORY: &str = "/etc/ecompute";
@@ -121,6 +125,17 @@ pub(crate) enum ClusterCommand {
     },
 }
 
+impl ClusterCommand {
+    fn place(&self) -> &Administered {
+        match self {
+            Self::Init { place, .. }
+            | Self::Renew { place }
+            | Self::Backup { place, .. }
+            | Self::Restore { place, .. } => place,
+        }
+    }
+}
+
 /// What is done to nodes.
 #[derive(Subcommand)]
 pub(crate) enum NodeCommand {
@@ -158,6 +173,14 @@ pub(crate) enum NodeCommand {
         #[command(flatten)]
         place: Administered,
     },
+}
+
+impl NodeCommand {
+    fn place(&self) -> &Administered {
+        match self {
+            Self::Add { place, .. } | Self::List { place } | Self::Revoke { place, .. } => place,
+        }
+    }
 }
 
 /// From where.
@@ -235,6 +258,12 @@ pub(crate) async fn cluster(
     config: Option<&Named>,
     output: Output,
 ) -> Result<(), Failure> {
+    let files = Directory::new(command.place().directory());
+    let done = on_cluster(command, config, output).await;
+    done.map_err(|failure| with_ended(failure, &files.ended()))
+}
+
+async fn on_cluster(command: ClusterCommand, config: Option<&Named>, output: Output) -> Result<(), Failure> {
     match command {
         ClusterCommand::Init { hosts, anew, place } => init(place.meant(config)?, &hosts, anew, output).await,
         ClusterCommand::Renew { place } => {
@@ -265,6 +294,12 @@ pub(crate) async fn node(
     config: Option<&Named>,
     output: Output,
 ) -> Result<(), Failure> {
+    let files = Directory::new(command.place().directory());
+    let done = on_nodes(command, config, output).await;
+    done.map_err(|failure| with_ended(failure, &files.ended()))
+}
+
+async fn on_nodes(command: NodeCommand, config: Option<&Named>, output: Output) -> Result<(), Failure> {
     match command {
         NodeCommand::Add { name, hosts, uuid, again, out, place } => {
             let out = out.unwrap_or_else(|| PathBuf::from(format!("{name}.bundle")));
@@ -315,7 +350,8 @@ async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) ->
         Err(error) if error.kind() == ec_cloud::Kind::Unreachable && !made.is_empty() => false,
         Err(error) => {
             let mut failure = Failure::from(error);
-            if failure.code == UNREACHABLE {
+            // What is refused for that runs.
+            if failure.code == UNREACHABLE && files.ended().is_empty() {
                 failure.message = format!("{}; start it: {}", failure.message, files.start_etcd());
             }
             return Err(failure);

@@ -12,11 +12,11 @@ use ec_model::{
     ImageRef, Keyspace, RequestId,
     input::{catalog_name, is_image_url, is_owner},
 };
-use ec_pki::endings;
+use ec_pki::{ended, endings};
 use ec_placement_client::{PlacementClient, PlacementConfig, PlacementSection};
 use ec_runtime::{
     config::{exposed, load},
-    exit::{Failure, tell},
+    exit::{Failure, UNREACHABLE, tell},
 };
 use ec_store::{EtcdConfig, EtcdSection, EtcdStore, Sealed};
 use serde::Deserialize;
@@ -104,6 +104,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
+    /// Which of the certificates that it names are over.
+    pub(crate) fn ended(&self) -> Vec<String> {
+        ended(self.etcd.certificates().chain(self.placement.certificates()))
+    }
+
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, Failure> {
         let loaded = load::<ScheduleFile>(named, &PLACES.map(Path::new))?;
         let wrong = |why: String| Failure::from(loaded.wrong(why));
@@ -157,6 +162,20 @@ impl Settings {
             request_id: None,
         })
     }
+}
+
+/// The failure to reach somebody, with those certificates that were shown to them and are over: who refuses one says so to nobody here.
+pub(crate) fn with_ended(failure: Failure, ended: &[String]) -> Failure {
+    // What was told already has no words.
+    if failure.code != UNREACHABLE || failure.message.is_empty() || ended.is_empty() {
+        return failure;
+    }
+    let message = format!(
+        "{}; {}: `eschedule cluster renew` makes new ones, on the host that the cluster is administered from",
+        failure.message,
+        ended.join(", ")
+    );
+    Failure { message, ..failure }
 }
 
 /// The services that every command talks to. Nothing is sent before it is needed.
@@ -251,6 +270,40 @@ mod tests {
             assert!(self.cloud.store.txn(txn).await.unwrap().succeeded);
             record
         }
+    }
+
+    /// One that was good in 2024.
+    const OVER: &str = "\
+-----BEGIN CERTIFICATE-----
+MIIBDzCBtgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAllc2NoZWR1bGUwHhcN
+MjQwMTAxMDAwMDAwWhcNMjUwMTAyMDAwMDAwWjAUMRIwEAYDVQQDDAllc2NoZWR1
+bGUwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASgmHaFnoZFzc7LKvnF9CLoBtnN
+9SQrPNCq4nv0v4BitEXD41rpLeMaHsMQS5MqcXQtHDtYnlsVOuoxyHmpN0tQMAoG
+CCqGSM49BAMCA0gAMEUCIFkgef2SxAknKi5udlOVSEHxNd6AwvSNWuk3PP5+dvm/
+AiEA6S8VTJ/ZItodB+GvmJkXdNzMKhrKaUSRTUde/wNEPkA=
+-----END CERTIFICATE-----
+";
+
+    #[test]
+    fn who_is_not_reached_with_a_certificate_that_is_over_hears_that() {
+        let directory = tempfile::tempdir().unwrap();
+        let [file, over] = ["schedule.yaml", "over.pem"].map(|name| directory.path().join(name));
+        std::fs::write(&over, OVER).unwrap();
+        let tls = ec_pki::config::trust(&over, &over, &over);
+        std::fs::write(&file, format!("etcd:\n  endpoints: [\"https://127.0.0.1:1\"]\n{tls}")).unwrap();
+        let over = over.display();
+        let settings = Settings::load(Some(&file)).map_err(|failure| failure.message).unwrap();
+        let ended = settings.ended();
+        assert_eq!(ended, [format!("certificate {over} ran out on 2025-01-02")]);
+        let failure = |code| Failure { code, message: "etcd is not reachable".to_owned() };
+        let told = with_ended(failure(UNREACHABLE), &ended).message;
+        assert!(told.starts_with("etcd is not reachable; certificate "), "{told}");
+        assert!(told.contains("ran out on 2025-01-02: `eschedule cluster renew`"), "{told}");
+        // What certificates have no part in.
+        assert_eq!(with_ended(failure(UNREACHABLE), &[]).message, "etcd is not reachable");
+        assert_eq!(with_ended(failure(1), &ended).message, "etcd is not reachable");
+        let told_already = Failure { code: UNREACHABLE, message: String::new() };
+        assert_eq!(with_ended(told_already, &ended).message, "");
     }
 
     #[test]

@@ -35,10 +35,10 @@ use std::{fs, path::Path, process::ExitCode, time::Duration};
 
 use clap::CommandFactory;
 use cli::{Cli, Command, Output};
-use config::{Session, Settings};
+use config::{Session, Settings, with_ended};
 use ec_model::ResourceQuery;
 use ec_runtime::{
-    exit::{Failure, INTERRUPTED, print, tell},
+    exit::{Failure, INTERRUPTED, UNREACHABLE, print, tell},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
 
@@ -65,6 +65,19 @@ fn main() -> ExitCode {
 }
 
 async fn run(cli: Cli) -> Result<(), Failure> {
+    // They have certificates of their own.
+    let administers = matches!(cli.command, Some(Command::Cluster(_) | Command::Node(_)));
+    let named = cli.named();
+    Box::pin(command(cli)).await.map_err(|failure| {
+        if failure.code != UNREACHABLE || administers {
+            return failure;
+        }
+        let settings = Settings::load(named.as_ref().map(|(_, file)| file.as_path()));
+        with_ended(failure, &settings.map(|settings| settings.ended()).unwrap_or_default())
+    })
+}
+
+async fn command(cli: Cli) -> Result<(), Failure> {
     let output = cli.output;
     if let (Some(Command::Explain { word }), None) = (&cli.command, &cli.target)
         && let Ok(state) = list::state(word)

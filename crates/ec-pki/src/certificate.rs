@@ -93,13 +93,23 @@ pub fn endings<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
     files.into_iter().filter_map(|file| ending(file, &Certificate::read(file).ok()?, now)).collect()
 }
 
+/// Of which of these certificates nobody believes any more whose they are, in a line each. Whoever refuses one rarely says why.
+pub fn ended<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
+    let now = OffsetDateTime::now_utc();
+    let files: BTreeSet<_> = files.into_iter().collect();
+    files.into_iter().filter_map(|file| over(file, &Certificate::read(file).ok()?, now)).collect()
+}
+
+fn over(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
+    let told = || format!("certificate {} ran out on {}", file.display(), certificate.last_day());
+    (certificate.ends <= now).then(told)
+}
+
 fn ending(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
-    let (file, day, left) = (file.display(), certificate.last_day(), certificate.ends - now);
-    if left <= Duration::ZERO {
-        return Some(format!(
-            "certificate {file} ran out on {day}: put a new one there, see docs/cluster.md"
-        ));
+    if let Some(over) = over(file, certificate, now) {
+        return Some(format!("{over}: put a new one there, see docs/cluster.md"));
     }
+    let (file, day, left) = (file.display(), certificate.last_day(), certificate.ends - now);
     (left < SOON).then(|| {
         format!(
             "certificate {file} runs out on {day}, in {} days: put a new one there, nothing has to be started anew for it, see \
@@ -176,6 +186,8 @@ mod tests {
         let certificate = Certificate { hosts: Vec::new(), ends, name: String::new(), serial: Vec::new() };
         let told = |before: Duration| ending(Path::new("/etc/a.pem"), &certificate, ends - before);
         assert_eq!(told(SOON), None);
+        let is_over = |before: Duration| over(Path::new("a.pem"), &certificate, ends - before).is_some();
+        assert!(is_over(Duration::ZERO) && !is_over(Duration::SECOND));
         let soon = told(Duration::days(12)).unwrap();
         assert!(soon.contains("/etc/a.pem runs out on 2027-01-15, in 12 days"), "{soon}");
         for after in [Duration::ZERO, -Duration::days(1)] {

@@ -13,6 +13,6 @@ mod pair;
 
 pub use authority::{Authority, Issued, PkiError};
 pub use bundle::{Bundle, new_token};
-pub use certificate::{Certificate, common_names, endings, revoked_serials, write_ends};
+pub use certificate::{Certificate, common_names, ended, endings, revoked_serials, write_ends};
 pub use files::{Access, write, write_pair};
 pub use pair::unfit;

@@ -26,7 +26,7 @@ use ec_cloud::ROOT;
 use ec_pki::{
     Access, Authority, Certificate, PkiError,
     config::{self, Found, quoted_path, served, trust},
-    new_token, revoked_serials, unfit, write, write_pair,
+    ended, new_token, revoked_serials, unfit, write, write_pair,
 };
 use ec_runtime::exit::Failure;
 use nix::unistd::{Group, Uid};
@@ -325,6 +325,12 @@ impl Directory {
         let unfit: Vec<_> = unfit.collect();
         Ok((!unfit.is_empty())
             .then(|| format!("{}: `{}` makes all anew", unfit.join(", "), self.said("renew"))))
+    }
+
+    /// Which certificates here are over.
+    pub(super) fn ended(&self) -> Vec<String> {
+        let pairs = MEMBERS.map(|(name, _)| self.pair(name).0);
+        ended(pairs.iter().map(PathBuf::as_path))
     }
 
     /// Makes what is missing; answers what was made.
