@@ -104,9 +104,11 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Which of the certificates that it names are over.
+    /// Which of the certificates that it shows to others are over.
     pub(crate) fn ended(&self) -> Vec<String> {
-        ended(self.etcd.certificates().chain(self.placement.certificates()))
+        let own =
+            [self.etcd.tls.as_ref().and_then(|tls| tls.client.as_ref()), self.placement.client_cert.as_ref()];
+        ended(own.into_iter().flatten().map(|(certificate, _)| certificate.as_path()))
     }
 
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, Failure> {
@@ -238,6 +240,7 @@ impl Session {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
     use ec_model::{Instance, encode};
     use ec_store::{MemoryStore, Txn};
 
@@ -272,38 +275,55 @@ mod tests {
         }
     }
 
-    /// One that was good in 2024.
-    const OVER: &str = "\
------BEGIN CERTIFICATE-----
-MIIBDzCBtgIBATAKBggqhkjOPQQDAjAUMRIwEAYDVQQDDAllc2NoZWR1bGUwHhcN
-MjQwMTAxMDAwMDAwWhcNMjUwMTAyMDAwMDAwWjAUMRIwEAYDVQQDDAllc2NoZWR1
-bGUwWTATBgcqhkjOPQIBBggqhkjOPQMBBwNCAASgmHaFnoZFzc7LKvnF9CLoBtnN
-9SQrPNCq4nv0v4BitEXD41rpLeMaHsMQS5MqcXQtHDtYnlsVOuoxyHmpN0tQMAoG
-CCqGSM49BAMCA0gAMEUCIFkgef2SxAknKi5udlOVSEHxNd6AwvSNWuk3PP5+dvm/
-AiEA6S8VTJ/ZItodB+GvmJkXdNzMKhrKaUSRTUde/wNEPkA=
------END CERTIFICATE-----
-";
+    /// The file of a user whose certificate was good until 2025, with an etcd that is not there.
+    fn over(directory: &Path) -> (std::path::PathBuf, String) {
+        let [file, certificate, key] =
+            ["schedule.yaml", "over.pem", "over.key"].map(|name| directory.join(name));
+        let mut params = rcgen::CertificateParams::default();
+        params.not_after = rcgen::date_time_ymd(2025, 1, 2);
+        let pair = rcgen::KeyPair::generate().unwrap();
+        std::fs::write(&certificate, params.self_signed(&pair).unwrap().pem()).unwrap();
+        std::fs::write(&key, pair.serialize_pem()).unwrap();
+        let tls = ec_pki::config::trust(&certificate, &certificate, &key);
+        std::fs::write(&file, format!("etcd:\n  endpoints: [\"https://127.0.0.1:1\"]\n{tls}")).unwrap();
+        (file, format!("certificate {} ran out on 2025-01-02", certificate.display()))
+    }
 
     #[test]
     fn who_is_not_reached_with_a_certificate_that_is_over_hears_that() {
+        ec_runtime::install_tls_provider();
         let directory = tempfile::tempdir().unwrap();
-        let [file, over] = ["schedule.yaml", "over.pem"].map(|name| directory.path().join(name));
-        std::fs::write(&over, OVER).unwrap();
-        let tls = ec_pki::config::trust(&over, &over, &over);
-        std::fs::write(&file, format!("etcd:\n  endpoints: [\"https://127.0.0.1:1\"]\n{tls}")).unwrap();
-        let over = over.display();
-        let settings = Settings::load(Some(&file)).map_err(|failure| failure.message).unwrap();
-        let ended = settings.ended();
-        assert_eq!(ended, [format!("certificate {over} ran out on 2025-01-02")]);
-        let failure = |code| Failure { code, message: "etcd is not reachable".to_owned() };
-        let told = with_ended(failure(UNREACHABLE), &ended).message;
-        assert!(told.starts_with("etcd is not reachable; certificate "), "{told}");
-        assert!(told.contains("ran out on 2025-01-02: `eschedule cluster renew`"), "{told}");
-        // What certificates have no part in.
-        assert_eq!(with_ended(failure(UNREACHABLE), &[]).message, "etcd is not reachable");
-        assert_eq!(with_ended(failure(1), &ended).message, "etcd is not reachable");
-        let told_already = Failure { code: UNREACHABLE, message: String::new() };
-        assert_eq!(with_ended(told_already, &ended).message, "");
+        let (file, over) = over(directory.path());
+        let listed = move || {
+            let cli = crate::cli::Cli::parse_from([
+                "eschedule".as_ref(),
+                "--config".as_ref(),
+                file.as_os_str(),
+                "list".as_ref(),
+            ]);
+            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+            runtime.block_on(Box::pin(crate::run(cli))).unwrap_err()
+        };
+        // As large as the program's own; a test's is not.
+        let thread = std::thread::Builder::new().stack_size(8 << 20);
+        let failure = thread.spawn(listed).unwrap().join().unwrap();
+        assert_eq!(failure.code, UNREACHABLE, "{}", failure.message);
+        assert!(
+            failure.message.contains(&format!("; {over}: `eschedule cluster renew`")),
+            "{}",
+            failure.message
+        );
+    }
+
+    #[test]
+    fn of_a_certificate_that_is_over_is_spoken_only_where_it_may_be_why() {
+        let ended = ["certificate a.pem ran out".to_owned()];
+        for (code, message, ended) in
+            [(UNREACHABLE, "not reachable", &[][..]), (1, "not found", &ended), (UNREACHABLE, "", &ended)]
+        {
+            let failure = Failure { code, message: message.to_owned() };
+            assert_eq!(with_ended(failure, ended).message, message);
+        }
     }
 
     #[test]
