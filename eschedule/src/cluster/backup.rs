@@ -224,8 +224,8 @@ async fn restored(
     let begun = unpacked.0.join("data");
     tool.restore(&database, &begun, &member).await?;
     fs::rename(&begun, data_dir).map_err(failed("make", data_dir))?;
-    let ours = Directory::new(directory).expect().is_ok();
-    Ok(Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file, ours) })
+    let ours = Some(Directory::new(directory)).filter(|files| files.expect().is_ok());
+    Ok(Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file, ours.as_ref()) })
 }
 
 fn failed(what: &str, path: &Path) -> impl Fn(io::Error) -> Failure {
@@ -234,7 +234,7 @@ fn failed(what: &str, path: &Path) -> impl Fn(io::Error) -> Failure {
 }
 
 /// `ours` is where etcd asks who somebody is, by what we put there.
-fn next(data_dir: &Path, file: &Path, ours: bool) -> Vec<String> {
+fn next(data_dir: &Path, file: &Path, ours: Option<&Directory>) -> Vec<String> {
     let mut steps = vec![
         "stop etcd".to_owned(),
         format!(
@@ -244,24 +244,22 @@ fn next(data_dir: &Path, file: &Path, ours: bool) -> Vec<String> {
         format!("where etcd has several members, do both on each, of the same {}", file.display()),
         "start etcd; agents, eplacement and econtroller may go on running all the time".to_owned(),
     ];
-    if ours {
-        steps.extend(
-            [
-                "eschedule cluster init    # users, rights and tokens as they are now",
-                "eschedule node list    # whom the backup lets in: `eschedule node revoke NAME` for each that was revoked since, \
-                 `eschedule node add NAME --host HOST --uuid UUID` for each that was added since, `eschedule node add NAME --again` for each \
-                 that was given new credentials since",
-            ]
-            .map(str::to_owned),
-        );
+    if let Some(files) = ours {
+        let (init, there) = (files.again(), files.elsewhere());
+        steps.extend([
+            format!("{init}    # users, rights and tokens as they are now"),
+            format!(
+                "eschedule node list{there}    # whom the backup lets in: `eschedule node revoke NAME{there}` for each that was revoked \
+                 since, `eschedule node add NAME --host HOST --uuid UUID{there}` for each that was added since, `eschedule node add \
+                 NAME --again{there}` for each that was given new credentials since"
+            ),
+        ]);
     }
-    steps.extend(
-        [
-            "eplacement check    # what does not fit in placement",
-            "eschedule heal      # what nodes hold and the backup lacks",
-        ]
-        .map(str::to_owned),
-    );
+    let by = |name| ours.map_or_else(String::new, |files| files.configured(name));
+    steps.extend([
+        format!("eplacement check{}    # what does not fit in placement", by("eplacement.yaml")),
+        format!("eschedule heal{}    # what nodes hold and the backup lacks", by("schedule.yaml")),
+    ]);
     steps
 }
 
@@ -359,11 +357,23 @@ mod tests {
 
     #[test]
     fn whom_a_backup_lets_in_is_told_of_where_etcd_asks_who_somebody_is() {
-        let steps = |ours| next(Path::new("/new"), Path::new("/b.tar"), ours).join("\n");
+        let steps = |place: Option<&str>| {
+            let ours = place.map(|place| Directory::new(Path::new(place)));
+            next(Path::new("/new"), Path::new("/b.tar"), ours.as_ref()).join("\n")
+        };
         for wanted in ["cluster init", "node list", "node revoke", "--uuid", "--again", "eschedule heal"] {
-            assert!(steps(true).contains(wanted), "{wanted}");
+            assert!(steps(Some(super::super::DIRECTORY)).contains(wanted), "{wanted}");
         }
-        assert!(!steps(false).contains("node ") && steps(false).contains("eschedule heal"));
+        assert!(!steps(Some(super::super::DIRECTORY)).contains("--directory"));
+        // Of one that lies elsewhere each command says where.
+        let elsewhere = steps(Some("/srv/c"));
+        let commands = ["cluster init", "node list", "node revoke NAME", "UUID", "--again"];
+        let commands = commands.map(|command| format!("{command} --directory /srv/c"));
+        let configured = ["check --config /srv/c/eplacement.yaml", "heal --config /srv/c/schedule.yaml"];
+        for wanted in commands.iter().map(String::as_str).chain(configured) {
+            assert!(elsewhere.contains(wanted), "{wanted}: {elsewhere}");
+        }
+        assert!(!steps(None).contains("node ") && steps(None).contains("eschedule heal "));
     }
 
     /// As an earlier release wrote them, too.

@@ -201,13 +201,25 @@ impl Directory {
         self.said("init")
     }
 
-    /// How a command is said of this cluster.
+    /// How a command of `cluster` is said of this one.
     fn said(&self, command: &str) -> String {
-        let elsewhere = match self.0 == Path::new(DIRECTORY) {
+        format!("eschedule cluster {command}{}", self.elsewhere())
+    }
+
+    /// The option by which `cluster` and `node` know this directory; none of the one where they look by themselves.
+    pub(super) fn elsewhere(&self) -> String {
+        match self.0 == Path::new(DIRECTORY) {
             true => String::new(),
             false => format!(" --directory {}", self.0.display()),
-        };
-        format!("eschedule cluster {command}{elsewhere}")
+        }
+    }
+
+    /// The same for who looks for a configuration of this name.
+    pub(super) fn configured(&self, name: &str) -> String {
+        match self.0 == Path::new(DIRECTORY) {
+            true => String::new(),
+            false => format!(" --config {}", self.file(name).display()),
+        }
     }
 
     /// How placement and the controller are started.
