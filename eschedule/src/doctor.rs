@@ -9,7 +9,7 @@ use ec_cloud::{CloudError, Kind, NodeView, View, VolumeView, list, stored_images
 use ec_image::ImageStore;
 use ec_model::{Image, ImageId, ImageStatus, TroubleKind};
 use ec_placement_client::PlacementClient;
-use ec_plan::{host::CLOCKS, lack::some};
+use ec_plan::{host::CLOCKS, lack::some, status::AGAIN};
 use ec_runtime::exit::{FAILED, Failure, UNREACHABLE, chain};
 use ec_store::{EtcdConfig, EtcdStore, Server, Store};
 use jiff::Timestamp;
@@ -363,7 +363,8 @@ struct PartOfAgent {
 }
 
 fn of_nodes(nodes: &[NodeView]) -> Vec<Finding> {
-    let living = nodes.iter().filter(|node| node.alive).count();
+    // Of whom nothing can be read it may be another's record, or nobody's.
+    let living = nodes.iter().filter(|node| node.alive && node.agent.is_some()).count();
     let mut findings = vec![match living {
         0 => Finding::failed(
             "nodes",
@@ -475,7 +476,13 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
         None => {}
     }
     if findings.is_empty() {
-        findings.push(Finding::ok(part, "alive, and all that it stands on is well"));
+        let found = match ready {
+            Some(_) => "alive, and all that it stands on is well",
+            None => {
+                "alive; it has no port (`listen` in its compute.yaml), so what it stands on was not asked for"
+            }
+        };
+        findings.push(Finding::ok(part, found));
     }
     findings
 }
@@ -483,15 +490,19 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
 /// Those that are on their way for longer are told of.
 const ON_ITS_WAY: jiff::SignedDuration = jiff::SignedDuration::from_mins(15);
 
+/// Those of whom is told for longer that something fails are told of.
+const IN_THE_WAY: jiff::SignedDuration = jiff::SignedDuration::from_mins(1);
+
 /// What is to be done of what only its node knows.
 const RESTORED: &str = "etcd was restored or emptied: `eschedule heal` brings back what their nodes know";
 
 /// What instances can need somebody for, and what is to be done then.
-const ILLS: [(&str, &str); 4] = [
+const ILLS: [(&str, &str); 5] = [
     ("in ERROR", "`eschedule show` tells why"),
     ("run, and no request speaks of them", RESTORED),
     ("cannot be told of", "`eschedule show` tells why"),
     ("on their way for long", "`eschedule explain` tells what they wait for"),
+    ("kept from what is being done, which is tried again", "`eschedule show` tells by what"),
 ];
 
 /// Which of [`ILLS`] an instance has.
@@ -505,7 +516,12 @@ fn ill(view: &View, now: Timestamp) -> Option<usize> {
         state if view.node_alive && mood(state) == Some(Mood::UnderWay) => {
             // What was asked for a moment ago is told by nobody yet.
             let since = if state == "SCHEDULED" { view.created_at } else { view.since };
-            (now.duration_since(since?) > ON_ITS_WAY).then_some(3)
+            let (time, fails) =
+                (now.duration_since(since?), view.reason.as_ref().is_some_and(|why| why.ends_with(AGAIN)));
+            match fails {
+                true => (time > IN_THE_WAY).then_some(4),
+                false => (time > ON_ITS_WAY).then_some(3),
+            }
         }
         _ => None,
     }

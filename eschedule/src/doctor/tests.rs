@@ -94,8 +94,10 @@ fn a_node_is_well_where_its_agent_and_placement_say_so() {
         let part = PartOfAgent { ok, why: (!ok).then(|| "no answer".to_owned()) };
         Ok(Ready { parts: [("libvirt".to_owned(), part)].into() })
     };
-    for answer in [None, Some(&ready(true))] {
-        assert_eq!(levels(&of_node(&node("a"), answer)), [Level::Ok]);
+    for (answer, told) in [(None, "has no port"), (Some(&ready(true)), "all that it stands on is well")] {
+        let found = of_node(&node("a"), answer);
+        assert_eq!(levels(&found), [Level::Ok]);
+        assert!(found[0].found.contains(told), "{found:?}");
     }
     bad(&of_node(&node("a"), Some(&ready(false))), Level::Failed, "libvirt: no answer");
     bad(&of_node(&node("a"), Some(&Err("refused".into()))), Level::Warning, "not reached from here: refused");
@@ -116,6 +118,7 @@ fn a_node_is_well_where_its_agent_and_placement_say_so() {
     let found = of_node(&nobody, None);
     bad(&found, Level::Failed, "its record cannot be read");
     assert_eq!(found[0].part, format!("node {}", nobody.node));
+    assert_eq!(of_nodes(&[node("b"), nobody])[0].found, "1 of 2 are alive");
     let full = Trouble { kind: TroubleKind::Disk, since: Timestamp::UNIX_EPOCH, why: "it is full".into() };
     let troubled = NodeView { locked: true, troubles: vec![full], ..node("a") };
     bad(&of_node(&troubled, None), Level::Warning, "it is full");
@@ -163,6 +166,13 @@ fn instances_that_need_somebody_are_told_by_name_some_of_them() {
     );
     let just_now = View { since: Some(now), ..view(0, "REBUILDING", 16) };
     assert_eq!(levels(&of_instances(&[just_now], now)), [Level::Ok], "not for long");
+    let failing = |minutes| View {
+        reason: Some("cannot unlink the disk; trying again".into()),
+        ..view(0, "DESTROYING", minutes)
+    };
+    bad(&of_instances(&[failing(2)], now)[1..], Level::Warning, "which is tried again: vm0");
+    bad(&of_instances(&[failing(20)], now)[1..], Level::Warning, "which is tried again: vm0");
+    assert_eq!(levels(&of_instances(&[failing(1)], now)), [Level::Ok], "it may have been a moment");
     let untold = View { since: None, ..view(0, "DESTROYING", 16) };
     assert_eq!(levels(&of_instances(&[untold], now)), [Level::Ok], "its agent has yet to hear of it");
     let dead = View { node_alive: false, ..view(0, "SCHEDULED", 16) };
