@@ -67,8 +67,27 @@ pub async fn create_group(
 /// All groups of the project, by name.
 pub async fn groups(cloud: &Cloud) -> CloudResult<Vec<GroupView>> {
     let groups: Vec<Group> = all(cloud, &cloud.keys.groups(&cloud.project)).await?;
-    let views = groups.into_iter().map(async |group| view(cloud, group).await);
-    futures::stream::iter(views).buffered(CONCURRENCY).try_collect().await
+    // At once: there may be thousands, and most may be empty.
+    let keys = cloud.store.keys(&cloud.keys.project_members(&cloud.project)).await?;
+    let mut members: BTreeMap<&str, Vec<Member>> = BTreeMap::new();
+    for key in &keys {
+        let Some((of, Ok((node, instance)))) = group_of(key).map(|of| (of, cloud.keys.parse_member(key)))
+        else {
+            continue;
+        };
+        members.entry(of).or_default().push(Member { node, instance });
+    }
+    let views = groups.into_iter().map(|group| {
+        let members = members.remove(cloud.keys.members(&cloud.project, &group.name).as_str());
+        GroupView { group, members: members.unwrap_or_default() }
+    });
+    Ok(views.collect())
+}
+
+/// What the keys of all members of a member's group begin with.
+fn group_of(key: &str) -> Option<&str> {
+    let (node, _) = key.rmatch_indices('/').nth(1)?;
+    key.get(..=node)
 }
 
 /// The project's group of that name.

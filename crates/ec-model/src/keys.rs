@@ -237,9 +237,14 @@ impl Keyspace {
         format!("{}/members/", self.root)
     }
 
+    /// The members of all groups of a project.
+    pub fn project_members(&self, project: &str) -> String {
+        format!("{}{}/", self.all_members(), escaped(project))
+    }
+
     /// All members of a group.
     pub fn members(&self, project: &str, group: &str) -> String {
-        format!("{}{}/{}/", self.all_members(), escaped(project), escaped(&group.to_ascii_lowercase()))
+        format!("{}{}/", self.project_members(project), escaped(&group.to_ascii_lowercase()))
     }
 
     /// All members of a group that are on this node.

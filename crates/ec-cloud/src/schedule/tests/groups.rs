@@ -68,7 +68,29 @@ async fn members_go_where_the_policy_lets_them_and_nowhere_else() {
         assert_eq!(world.members(&name).await, sorted, "{policy}");
     }
     assert_eq!(world.claims().len(), world.requested().len(), "who was refused claims nothing");
-    assert_eq!(groups(&world.cloud()).await.unwrap().len(), 4);
+    let asked = Arc::new(AtomicUsize::new(0));
+    let cloud = Cloud { store: Arc::new(Asked(world.etcd.clone(), asked.clone())), ..world.cloud() };
+    let listed = groups(&cloud).await.unwrap();
+    assert_eq!((listed.len(), asked.load(Ordering::SeqCst)), (4, 1), "for the members of all at once");
+    for view in listed {
+        assert!(!view.members.is_empty());
+        assert_eq!(group(&cloud, &view.group.name).await.unwrap(), view);
+    }
+}
+
+/// Counts how often it is asked for keys.
+struct Asked(Etcd, Arc<AtomicUsize>);
+
+#[async_trait]
+impl Layer for Asked {
+    fn inner(&self) -> &dyn Store {
+        &self.0
+    }
+
+    async fn keys(&self, prefix: &str) -> StoreResult<Vec<String>> {
+        self.1.fetch_add(1, Ordering::SeqCst);
+        self.inner().keys(prefix).await
+    }
 }
 
 #[tokio::test]
