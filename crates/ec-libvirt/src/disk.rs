@@ -14,6 +14,7 @@ use std::{
         Arc, OnceLock,
         atomic::{AtomicBool, Ordering},
     },
+    time::{Duration, SystemTime},
 };
 
 use ec_model::{BaseImage, InstanceId};
@@ -213,9 +214,7 @@ impl Pool {
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
         self.refuse_handed_over(instance)?;
         let volume = self.volume_path(instance);
-        let written = |path: &Path| metadata(path).and_then(|found| found.modified()).ok();
-        let layers = self.layers_of(instance, std::slice::from_ref(&volume))?;
-        let Some(last) = layers.into_iter().max_by_key(|layer| written(layer)) else { return Ok(()) };
+        let Some(last) = self.last_layer(instance)? else { return Ok(()) };
         let (layer, place) = (last.display(), volume.display());
         // What was left behind may hold older words for what the guest wrote anew since.
         Err(CallError::Refused(if written(&volume) > written(&last) {
@@ -231,6 +230,26 @@ impl Pool {
         }))
     }
 
+    /// The same of what a domain has, which is not up: made while it was up from another disk, a snapshot is in no definition that is
+    /// kept. What a `virsh blockcommit` left behind was closed when that brought the last of it back.
+    pub(crate) fn refuse_newer_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
+        let place = written(&self.volume_path(instance));
+        let last = self.last_layer(instance)?.and_then(|last| written(&last));
+        let since = last.zip(place).and_then(|(last, place)| last.duration_since(place).ok());
+        if since.is_some_and(|since| since > CLOSED_WITHIN) {
+            self.refuse_snapshots(instance)
+        } else {
+            Ok(())
+        }
+    }
+
+    /// What was written last of what stands on the instance's disk.
+    fn last_layer(&self, instance: InstanceId) -> Result<Option<PathBuf>, CallError> {
+        let unreadable = |file: &Path, error: io::Error| Err(CallError::io("look into", file, &error));
+        let layers = self.layers_of(instance, &[self.volume_path(instance)], unreadable)?;
+        Ok(layers.into_iter().max_by_key(|layer| written(layer)))
+    }
+
     /// An error where another node has handed over what is not in its place.
     pub(crate) fn refuse_handed_over(&self, volume: InstanceId) -> Result<(), CallError> {
         self.handed_over(volume)?.first().map_or(Ok(()), |come| Err(second_disk(come)))
@@ -244,16 +263,22 @@ impl Pool {
 
     /// What lies beside the instance's disk under its name, is called as nothing of ours and stands on one of `below`: each before
     /// what it stands on.
-    fn layers_of(&self, instance: InstanceId, below: &[PathBuf]) -> Result<Vec<PathBuf>, CallError> {
+    fn layers_of(
+        &self,
+        instance: InstanceId,
+        below: &[PathBuf],
+        unreadable: impl Fn(&Path, io::Error) -> Result<(), CallError>,
+    ) -> Result<Vec<PathBuf>, CallError> {
         let mut layers = Vec::new();
         for file in self.files_of(instance)? {
             // Of a link that leads nowhere nobody knows what it stands on.
             if names::is_ours(name_of(&file)) || !is_there(&file)? {
                 continue;
             }
-            let depth = layers::depth_on(&file, below);
-            let depth = depth.map_err(|error| CallError::io("look into", &file, &error))?;
-            layers.extend(depth.map(|depth| (depth, file)));
+            match layers::depth_on(&file, below) {
+                Ok(depth) => layers.extend(depth.map(|depth| (depth, file))),
+                Err(error) => unreadable(&file, error)?,
+            }
         }
         layers.sort_by_key(|(depth, _)| std::cmp::Reverse(*depth));
         Ok(layers.into_iter().map(|(_, file)| file).collect())
@@ -582,10 +607,14 @@ impl Pool {
     fn remove(&self, pool: Option<&StoragePool>, instance: InstanceId) -> Result<(), CallError> {
         let mut own = self.files_of(instance)?;
         own.retain(|file| names::is_ours(name_of(file)));
-        // Also where the disk is gone already.
-        let below: Vec<_> = own.iter().cloned().chain([self.volume_path(instance)]).collect();
+        // Also where that is gone already.
+        let gone = [self.volume_path(instance), self.rescue_path(instance), self.successor_path(instance)];
+        let below: Vec<_> = own.iter().cloned().chain(gone).collect();
         // First, and the last of them before the others: what is left by a call that is broken off is known by what it stands on.
-        let mut files = self.layers_of(instance, &below)?;
+        let mut files = self.layers_of(instance, &below, |file, error| {
+            tracing::warn!(file = %file.display(), %error, "it lies beside the disk, cannot be read and is left");
+            Ok(())
+        })?;
         files.extend(own);
         self.remove_files(pool, &files)?;
         // Of its disk libvirt may know also where the file is gone.
@@ -723,6 +752,14 @@ pub(crate) fn keep_names(directory: &Path) -> Result<(), CallError> {
 }
 
 /// What is not there is not an error.
+/// What was brought back and what is left of it are written last at nearly the same time.
+const CLOSED_WITHIN: Duration = Duration::from_secs(10);
+
+/// When a file was written last, where that can be told.
+fn written(path: &Path) -> Option<SystemTime> {
+    metadata(path).and_then(|found| found.modified()).ok()
+}
+
 fn remove_file(path: &Path) -> Result<(), CallError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(CallError::io("remove", path, &error)),

@@ -119,7 +119,8 @@ pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) ->
         looked => looked?,
     };
     match astray {
-        None => Ok(()),
+        None if is_up => Ok(()),
+        None => pool.refuse_newer_snapshots(disk),
         Some(Astray::In(file)) => Err(moved_to(&file, pool, disk, is_up)),
         Some(Astray::Nowhere) => {
             // Nor is it attached below one.

@@ -7,6 +7,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nix::unistd::{Gid, Group};
+
 /// Who may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
@@ -78,13 +80,22 @@ fn put_down(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
         let mode = before.permissions().mode();
         access != Access::Public && mode & 0o070 != 0 && mode & 0o007 == 0
     });
-    let (group, mode) = match (before, access) {
+    // A group that there is no more read it before its host, or the package, was installed anew.
+    let is_there = |group: u32| Group::from_gid(Gid::from_raw(group)).is_ok_and(|found| found.is_some());
+    let (group, mut mode) = match (before, access) {
+        (Some(before), Access::Group(group)) if !is_there(before.gid()) => (Some(group), mode),
         (Some(before), _) => (Some(before.gid()), before.permissions().mode() & 0o777),
         (None, Access::Group(group)) => (Some(group), mode),
         (None, _) => (None, mode),
     };
     if let Some(group) = group {
-        fchown(&file, None, Some(group))?;
+        match fchown(&file, None, Some(group)) {
+            // Only root can give it to a group that is not its own.
+            Err(error) if access == Access::Secret && error.kind() == io::ErrorKind::PermissionDenied => {
+                mode = 0o600;
+            }
+            given => given?,
+        }
     }
     // Whatever the umask is.
     file.set_permissions(Permissions::from_mode(mode))?;

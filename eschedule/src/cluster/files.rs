@@ -332,7 +332,8 @@ impl Directory {
         let _lock = self.lock()?;
         let unfit = MEMBERS.iter().filter_map(|(name, _)| {
             let (certificate, key) = self.pair(name);
-            unfit(&certificate, &key)
+            // Of a service that runs on another host the key is there.
+            if *name == ROOT || key.exists() { unfit(&certificate, &key) } else { None }
         });
         let unfit: Vec<_> = unfit.collect();
         Ok((!unfit.is_empty())
@@ -363,7 +364,10 @@ impl Directory {
         }
         let _lock = self.lock()?;
         if hosts.is_empty() {
-            self.configurations("").iter().try_for_each(|(name, _)| self.expect_made(name))?;
+            // That of etcd may lie where its own unit looks.
+            let ours = self.configurations("");
+            let ours = ours.iter().map(|(name, _)| *name).filter(|name| *name != "etcd.yaml");
+            ours.into_iter().try_for_each(|name| self.expect_made(name))?;
         }
         // Somebody else may have begun it meanwhile.
         let begins = begins && !self.authority().exists();
@@ -820,9 +824,13 @@ mod tests {
         files.complete(&hosts(&["10.0.0.1"])).unwrap();
         files.expect_made("schedule.yaml").unwrap();
         assert_eq!(files.complete(&[]).unwrap(), hosts(&[]));
+        // Where its unit looks; and a key that is on another host.
         fs::remove_file(files.etcd()).unwrap();
+        fs::remove_file(files.file("eplacement.key")).unwrap();
+        assert_eq!((files.complete(&[]).unwrap(), files.unfit().unwrap()), (hosts(&[]), None));
+        fs::remove_file(files.file("eplacement.yaml")).unwrap();
         let message = files.complete(&[]).err().unwrap().message;
-        assert!(message.contains("etcd.yaml is missing"), "{message}");
+        assert!(message.contains("eplacement.yaml is missing"), "{message}");
     }
 
     #[test]
