@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use ec_placement_model::{
     Consumer, Inventory, MAX_INT, NamedRecord, Provider, generation_problem, intern, is_custom,
-    is_standard_class, is_standard_trait, standard_first,
+    is_custom_name, is_standard_class, is_standard_trait, standard_first,
 };
 use serde_json::{Value, json};
 
@@ -172,4 +172,22 @@ fn names_that_nobody_uses_any_more_are_dropped_and_others_stay_the_same() {
     }
     assert!(goes.upgrade().is_none());
     assert!(Arc::ptr_eq(&stays, &intern("CUSTOM_STAYS")));
+}
+
+#[test]
+fn a_name_that_users_may_make_is_custom_and_of_capitals_digits_and_underscores() {
+    for name in ["CUSTOM_A", "CUSTOM_9", "CUSTOM__", &format!("CUSTOM_{}", "A".repeat(248))] {
+        assert!(is_custom_name(name), "{name}");
+    }
+    for name in [
+        "",
+        "VCPU",
+        "A_CUSTOM_B",
+        "CUSTOM_",
+        "CUSTOM_a",
+        "CUSTOM_A-B",
+        &format!("CUSTOM_{}", "A".repeat(249)),
+    ] {
+        assert!(!is_custom_name(name), "{name}");
+    }
 }
