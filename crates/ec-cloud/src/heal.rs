@@ -556,6 +556,9 @@ async fn to_go(
         (Some(_), _) => false,
     };
     let told = if goes {
+        // It goes as it is: what of its wishes nobody tells to be carried out would cost what is on it.
+        let done = came.map(|came| came.wished_at);
+        order.record.rebuild.take_if(|wish| Some(wish.wished_at) > done);
         (come.record.handover, order.record.handover) = (Some(Handover::From(node)), Some(Handover::To(to)));
         format!("it goes to node {to}, where it is asked for")
     } else {
