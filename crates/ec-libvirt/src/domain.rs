@@ -14,7 +14,7 @@ use virt::{
 
 use crate::{
     disk::impassable_ancestor,
-    error::{CallError, absent, has_code, is_connection_error, is_refusal},
+    error::{CallError, absent, has_code, is_connection_error, is_refusal, said},
     sys::{backup, has_lost_backup, saved_xml},
     xml::{self, MARK_NAMESPACE, Mark, MemoryXml},
 };
@@ -519,7 +519,7 @@ pub(crate) fn start(connect: &Connect, node: NodeId, instance: InstanceId) -> Re
 
 /// qemu does not run as root, and is stopped by directories that root does not notice.
 fn with_hint(error: Error) -> CallError {
-    let message = error.message();
+    let message = said(&error);
     if !message.contains("Permission denied") {
         return error.into();
     }

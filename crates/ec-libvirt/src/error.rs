@@ -1,6 +1,7 @@
 //! From libvirt's errors to what the agent can do about them.
 
 use ec_hypervisor::HypervisorError;
+use jiff::Timestamp;
 use nix::errno::Errno;
 use virt::error::{Error, ErrorDomain, ErrorNumber};
 
@@ -48,21 +49,29 @@ impl CallError {
         match self {
             Self::Refused(detail) => HypervisorError::Failed { what: what.to_owned(), detail },
             Self::NotNow(detail) => HypervisorError::NotNow { what: what.to_owned(), detail },
-            Self::Libvirt(error) if lost => unreachable(uri, error.message().to_owned()),
+            Self::Libvirt(error) if lost => unreachable(uri, said(&error)),
             // The daemon answers, and cannot reach another that it needs: virtlogd, say.
             Self::Libvirt(error) if is_connection_error(&error) => {
-                HypervisorError::NotNow { what: what.to_owned(), detail: error.message().to_owned() }
+                HypervisorError::NotNow { what: what.to_owned(), detail: said(&error) }
             }
             // libvirtd's own deadlines: another call holds the domain, or its process does not die.
-            Self::Libvirt(error) if is_overdue(&error) => HypervisorError::TimedOut {
-                what: format!("the call to {what} ({})", error.message()),
-                seconds,
-            },
-            Self::Libvirt(error) => {
-                HypervisorError::Failed { what: what.to_owned(), detail: error.message().to_owned() }
+            Self::Libvirt(error) if is_overdue(&error) => {
+                HypervisorError::TimedOut { what: format!("the call to {what} ({})", said(&error)), seconds }
             }
+            Self::Libvirt(error) => HypervisorError::Failed { what: what.to_owned(), detail: said(&error) },
         }
     }
+}
+
+/// What libvirt says of an error, the same of the same one whenever it comes: what is tried again and again would else be news each time.
+pub(crate) fn said(error: &Error) -> String {
+    without_times(error.message())
+}
+
+/// QEMU begins each of its lines with when it wrote that, and libvirt passes them on.
+fn without_times(message: &str) -> String {
+    let words = message.split_inclusive([' ', '\n']);
+    words.filter(|word| word.trim_end().parse::<Timestamp>().is_err()).collect()
 }
 
 /// The hypervisor cannot be reached at `uri`.
@@ -100,7 +109,7 @@ pub(crate) fn is_refusal(error: &Error) -> bool {
 /// it is looked for, so that what QEMU says counts, in no language but its own (`block/file-posix.c`).
 pub(crate) fn unless_locked(error: Error) -> CallError {
     match says_locked(error.message()) {
-        true => CallError::NotNow(error.message().to_owned()),
+        true => CallError::NotNow(said(&error)),
         false => error.into(),
     }
 }
@@ -166,6 +175,21 @@ mod tests {
         ] {
             assert_eq!(says_locked(message), is_so, "{message}");
         }
+    }
+
+    #[test]
+    fn what_qemu_says_twice_is_the_same() {
+        let at = |time: &str| {
+            format!(
+                "internal error: process exited while connecting to monitor: {time} qemu-system-x86_64: -m 9T: cannot\n{time} qemu-system-x86_64: at 12:30 Z\n"
+            )
+        };
+        let said = without_times(&at("2026-11-29T01:59:24.316731Z"));
+        assert_eq!(said, without_times(&at("2026-11-29T02:00:01.000009Z")));
+        assert_eq!(
+            said,
+            "internal error: process exited while connecting to monitor: qemu-system-x86_64: -m 9T: cannot\nqemu-system-x86_64: at 12:30 Z\n"
+        );
     }
 
     #[test]
