@@ -122,7 +122,12 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
             ActionVerb::AttachVolume | ActionVerb::DetachVolume => {
                 with_volume(action, actions, &all, statuses)
             }
-            _ => fate(action, actions, &all, seen),
+            _ => match fate(action, actions, &all, seen) {
+                (Fate::Pending, _) if is_of_power(action.verb) && could_not(action, statuses).is_some() => {
+                    (Fate::Failed, None)
+                }
+                fate => fate,
+            },
         };
         if outcomes.iter().any(|of| is_before(action, of)) {
             came = certain(action.verb, came);
@@ -136,6 +141,7 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
             ActionVerb::AttachVolume | ActionVerb::DetachVolume => {
                 status_of(action, statuses).and_then(|status| status.volumes_failed.clone())
             }
+            _ if outcome.is_none() => could_not(action, statuses).and_then(|status| status.reason.clone()),
             verb => outcome.and_then(|outcome| carried_out(verb, outcome)).and_then(|(_, failed)| failed),
         };
         // Of what is told by its agent having seen it nobody knows when that was.
@@ -193,6 +199,12 @@ fn is_of_volumes_alone(all: &[(NodeId, &Outcome)], place: usize) -> bool {
 
 fn status_of<'a>(action: &Action, statuses: &'a [Status]) -> Option<&'a Status> {
     statuses.iter().find(|status| status.node == action.node)
+}
+
+/// How it stands, where that is an ERROR which its agent knew the action in: that it stays in one, for the same reason, is no outcome.
+fn could_not<'a>(action: &Action, statuses: &'a [Status]) -> Option<&'a Status> {
+    status_of(action, statuses)
+        .filter(|it| it.state == State::Error && it.observed_generation >= action.generation)
 }
 
 /// Whether the agent acts by what was set. Labels are so at once.
@@ -655,6 +667,26 @@ mod tests {
         );
         assert_eq!(of(wish(), vec![rebuilt(21, None)])[0].0, Fate::Overtaken);
         assert_eq!(of(wish(), vec![rebuilt(19, None)])[0].0, Fate::Pending);
+    }
+
+    #[test]
+    fn what_its_agent_knows_and_leaves_in_error_has_failed_though_nothing_new_came_of_it() {
+        let gone = Outcome { reason: Some("its disk is gone".into()), ..came(2, Some(State::Error), 2, 0) };
+        let of = |verb, state, observed_generation| {
+            let reason = gone.reason.clone();
+            let now = Status { node: node(), reason, observed_generation, ..status(state, 0) };
+            let told = seen(vec![asked(8, verb, 3)], vec![gone.clone()], &[now]);
+            let asked = told.into_iter().find(|it| it.outcome.is_some()).unwrap();
+            (asked.outcome.unwrap(), asked.reason, asked.finished_at)
+        };
+        let failed = (Fate::Failed, gone.reason.clone(), None);
+        assert_eq!(of(ActionVerb::Start, State::Error, 3), failed);
+        assert_eq!(of(ActionVerb::Reboot, State::Error, 4), failed);
+        // Not known yet, on its way, or told by what came of it.
+        let pending = (Fate::Pending, None, None);
+        assert_eq!(of(ActionVerb::Start, State::Error, 2), pending);
+        assert_eq!(of(ActionVerb::Start, State::Starting, 3), pending);
+        assert_eq!(of(ActionVerb::Rebuild, State::Error, 3), pending);
     }
 
     #[test]
