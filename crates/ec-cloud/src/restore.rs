@@ -14,7 +14,7 @@ use std::{fmt::Write as _, time::Duration};
 
 use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, Power, Request, State, Workload};
 use ec_plan::{
-    status::{AND_STOPPED, NOT_WHOLE, STARTED_AGAIN, is_lost},
+    status::{AND_STOPPED, NOT_WHOLE, is_lost, is_started_again},
     verbs::{Verb, Verdict, is_to_be_made_anew, locked, once_stopped},
 };
 use tokio_util::sync::CancellationToken;
@@ -444,7 +444,7 @@ fn runs(machine: &Known) -> bool {
         let was_stopped = status.reason.as_ref().is_some_and(|reason| reason.contains(AND_STOPPED));
         let is_to_be = machine.request.record().is_some_and(|request| request.power.power != Power::Stopped);
         let is_down = status.state == State::Stopped || is_lost(status) && (was_stopped || !is_to_be);
-        let is_started = status.reason.as_ref().is_some_and(|reason| reason.contains(STARTED_AGAIN));
+        let is_started = is_started_again(status.reason.as_deref());
         let is_asked_for = machine.request.record().is_some_and(|request| {
             request.power.generation > status.power_generation && request.power.power != Power::Stopped
         });

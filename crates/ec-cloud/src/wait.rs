@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 use ec_model::{
     Instance, InstanceId, NodeId, Power, Record, Request, State, Status, Workload, decode, decode_part,
 };
+use ec_plan::status::is_started_again;
 use ec_store::{Change, Event, FollowOptions, follow};
 use jiff::Timestamp;
 use serde::Deserialize;
@@ -93,6 +94,8 @@ fn settled(instance: InstanceId, status: Status) -> CloudResult<Option<Status>> 
         | State::Rescuing
         | State::Unrescuing
         | State::Resizing => Ok(None),
+        // By its restart policy.
+        State::Stopped if is_started_again(status.reason.as_deref()) => Ok(None),
         State::Error => elsewhere("in ERROR"),
         State::Rescued => elsewhere("RESCUED: it runs from its rescue disk"),
         State::Stopped => elsewhere("STOPPED"),
@@ -653,6 +656,9 @@ mod tests {
             "{told}"
         );
         assert!(judged(State::Active, true, None).unwrap().is_some());
+        let crashed = |pause| judged(State::Stopped, true, Some(pause));
+        assert!(matches!(crashed("it crashed; it is started again in 4 s"), Ok(None)));
+        assert!(crashed("it crashed 8 times in a row, and is left now").is_err());
         for state in [State::Error, State::Stopped, State::Destroying, State::Unclaimed] {
             assert!(judged(state, true, None).is_err(), "{state}");
         }

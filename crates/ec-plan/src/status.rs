@@ -284,6 +284,11 @@ pub const AGAIN: &str = "; trying again";
 /// What is told in the pause before a restart policy starts a guest again, in front of how long that is.
 pub const STARTED_AGAIN: &str = "; it is started again in ";
 
+/// Whether that is told: its restart policy has it run soon.
+pub fn is_started_again(reason: Option<&str>) -> bool {
+    reason.is_some_and(|reason| reason.contains(STARTED_AGAIN))
+}
+
 /// How it ends what is told of one whose disk is gone. Nothing of that runs: of a guest that goes on without its disk something else is told.
 pub(crate) const WITHOUT_DISK: &str = "; the rest is kept until it is destroyed";
 

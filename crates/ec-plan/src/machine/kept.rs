@@ -17,7 +17,7 @@ use super::{
 };
 use crate::{
     Allocation, Facts, Limits, RecordFacts,
-    status::{AND_STOPPED, STARTED_AGAIN, WITHOUT_DISK},
+    status::{AND_STOPPED, STARTED_AGAIN, WITHOUT_DISK, is_started_again},
 };
 
 /// Looking at a guest comes first: it stands on nothing, and is wished above all where something is wrong. The definition
@@ -311,9 +311,7 @@ fn restarts(facts: &Facts, why: End) -> bool {
 /// Whether it was told that its policy starts it again, and nobody wished otherwise since.
 fn is_to_restart(facts: &Facts) -> bool {
     let told = known(facts).and_then(|status| status.reason.as_deref());
-    facts.power.wanted == Power::Running
-        && facts.power.restart != Restart::No
-        && told.is_some_and(|reason| reason.contains(STARTED_AGAIN))
+    facts.power.wanted == Power::Running && facts.power.restart != Restart::No && is_started_again(told)
 }
 
 /// Told, waited for, and started again; each time in a row later.
