@@ -228,28 +228,37 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     }
     let mut making = Making::new(session, &of_volumes, &entries, &stop, Duration::from_secs(apply.timeout));
     let mut failed: Option<Failure> = None;
+    // Whether something of the file is not there.
+    let mut is_missing = false;
     let mut left = applied[groups.len()..].iter_mut();
     let mut awaited = Vec::new();
     for (step, one) in steps.iter().zip(left.by_ref()) {
         let is_interrupted = stop.is_cancelled();
-        let takes = matches!(
+        let makes = matches!(
             step,
-            Difference::Destroy(..)
-                | Difference::DeleteGroup(_)
-                | Difference::KeepGroup(..)
-                | Difference::Volume(VolumeStep::Detach { .. } | VolumeStep::Delete(..))
+            Difference::Run(_) | Difference::Volume(VolumeStep::Create(_) | VolumeStep::Attach(..))
         );
+        let waits = match step {
+            // Nobody would have it where the other cannot be given it.
+            Difference::Volume(VolumeStep::Detach { .. }) => failed.is_some(),
+            Difference::Destroy(..)
+            | Difference::DeleteGroup(_)
+            | Difference::KeepGroup(..)
+            | Difference::Volume(VolumeStep::Delete(..)) => is_missing,
+            _ => false,
+        };
         let failure = if is_interrupted {
             one.undo("interrupted: nothing was asked for");
             interrupted()
-        } else if takes && failed.is_some() {
-            // What was to come in its place may not be there.
+        } else if waits {
+            // What was to come in its place is not there.
             one.undo("something before it failed: it is left");
             making.note_missing(step);
             continue;
         } else if let Some(why) = making.lacks(step) {
             // Of that its own line tells.
             one.undo(&why);
+            is_missing |= makes;
             making.note_missing(step);
             continue;
         } else {
@@ -258,6 +267,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
                 continue;
             };
             one.undo(&failure.message);
+            is_missing |= makes;
             making.note_missing(step);
             Failure { message: format!("{}: {}", one.name, failure.message), ..failure }
         };

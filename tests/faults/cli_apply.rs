@@ -220,6 +220,33 @@ async fn a_group_of_the_stack_goes_by_prune_when_the_file_names_it_no_more_and_o
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_cannot_be_changed_keeps_nothing_else_from_going_but_what_cannot_be_made_does() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    control.done(&["flavor", "create", "small", TINY])?;
+    control.done(&["flavor", "create", "huge", "resources=VCPU:4000,MEMORY_MB:256"])?;
+    let stack = |rest: &str| format!("stack: shop\ninstances:\n  web: {{flavor: small{rest}\n");
+    let with = stack("}\n  old: {flavor: small}\n  older: {flavor: small}");
+    let path = file(&control, &with)?;
+    assert_eq!(applied(&control, &path, &[], 0)?.0, ["run old", "run older", "run web"]);
+    control.done(&["lock", "web", "older"])?;
+    let all = control.done(&["list", "-o", "name"])?;
+    let (_, told) =
+        applied(&control, &file(&control, &stack("}\n  more: {flavor: huge}"))?, &["--prune"], 1)?;
+    ensure!(told.contains("more: no allocations left") && !told.contains("locked"), "{told}");
+    assert_eq!(control.done(&["list", "-o", "name"])?, all, "nothing is there in their place");
+    let path = file(&control, &stack(", labels: {role: front}}"))?;
+    let (_, told) = applied(&control, &path, &["--prune"], 1)?;
+    ensure!(told.contains("web") && told.contains("locked"), "{told}");
+    let left = control.done(&["list", "-o", "name"])?;
+    ensure!(!left.lines().any(|name| name == "old"), "{left}");
+    ensure!(left.lines().any(|name| name == "older"), "{left}");
+    control.done(&["unlock", "web", "older"])?;
+    assert_eq!(applied(&control, &path, &["--prune"], 0)?.0, ["set web", "destroy older"]);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
     let control = Control::start().await?;
     control.node("a", true, PLENTY).await?;
