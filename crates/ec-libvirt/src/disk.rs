@@ -470,9 +470,12 @@ impl Pool {
         })
     }
 
-    /// Has libvirt know no more of what was taken out of the directory.
-    pub(crate) fn forget_gone(&self, connect: &Connect) -> Result<(), CallError> {
-        self.tell(&self.open(connect)?)
+    /// Has libvirt hear of what came into the directory, or was taken out of it; when the pool is used next, where it cannot now.
+    pub(crate) fn has_changed(&self, connect: &Connect) {
+        self.is_stale.store(true, Ordering::Relaxed);
+        if let Err(error) = self.open(connect) {
+            tracing::debug!(?error, pool = self.name, "libvirt hears later of what lies there");
+        }
     }
 
     /// Makes an overlay beside the instance's own, anew where there is one.
@@ -483,7 +486,13 @@ impl Pool {
         base: &BaseImage,
         capacity: Option<u64>,
     ) -> Result<(), CallError> {
-        self.create_beside(connect, &successor_name(instance), base, capacity)
+        self.create_beside(connect, &successor_name(instance), base, capacity)?;
+        // It lasts before anybody notes that it is whole: that one which is whole is not there any more is taken for that it came in the
+        // other's place.
+        let path = self.successor_path(instance);
+        let synced = File::open(&path).and_then(|file| file.sync_all());
+        synced.map_err(|error| CallError::io("write", &path, &error))?;
+        keep_names(&self.path)
     }
 
     /// Makes the overlay that the instance is booted from in the place of its own, anew where there is one.
@@ -751,7 +760,6 @@ pub(crate) fn keep_names(directory: &Path) -> Result<(), CallError> {
     synced.map_err(|error| CallError::io("write", directory, &error))
 }
 
-/// What is not there is not an error.
 /// What was brought back and what is left of it are written last at nearly the same time.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
@@ -760,6 +768,7 @@ fn written(path: &Path) -> Option<SystemTime> {
     metadata(path).and_then(|found| found.modified()).ok()
 }
 
+/// What is not there is not an error.
 fn remove_file(path: &Path) -> Result<(), CallError> {
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(CallError::io("remove", path, &error)),

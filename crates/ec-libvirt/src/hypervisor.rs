@@ -367,7 +367,7 @@ impl Hypervisor for LibvirtHypervisor {
             }
             let Contents { mut volumes, successors, copies, handed_over } = pool.contents()?;
             for volume in handed_over {
-                match moving::take_in(&pool, volume) {
+                match moving::take_in(connect, &pool, volume) {
                     Ok(is_there) => volumes.extend(is_there.then_some(volume)),
                     // It takes nothing of the others, nor of the one that lies in its place: a second one may have come.
                     Err(CallError::Refused(why) | CallError::NotNow(why)) => {
@@ -394,7 +394,7 @@ impl Hypervisor for LibvirtHypervisor {
     async fn observe(&self, instance: InstanceId) -> HypervisorResult<Observed> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| {
-            let volume = pool.has_volume(instance)? || moving::take_in(&pool, instance)?;
+            let volume = pool.has_volume(instance)? || moving::take_in(connect, &pool, instance)?;
             let (successor, copies) = pool.beside(instance)?;
             let copies = if volume { CopyOf::fingerprint(&copies) } else { 0 };
             let mut observed = Observed { volume, successor, copies, ..Observed::default() };
@@ -486,7 +486,7 @@ impl Hypervisor for LibvirtHypervisor {
             // One that is gone from here may lie with another node, and is there once. For good: what comes back from there was not
             // gone when this was wished.
             if !pool.has_volume(instance)? {
-                moving::refuse_second(&pool, instance).map_err(|error| match error {
+                moving::refuse_second(connect, &pool, instance).map_err(|error| match error {
                     CallError::NotNow(why) => CallError::Refused(why),
                     error => error,
                 })?;
@@ -606,7 +606,7 @@ impl Hypervisor for LibvirtHypervisor {
                         ));
                     }
                     // It has its name from when it is whole.
-                    let is_there = moving::refuse_second(&pool, volume)?;
+                    let is_there = moving::refuse_second(connect, &pool, volume)?;
                     if let Some(bytes) = capacity_bytes.filter(|_| is_there && !is_snapshot) {
                         pool.refuse_snapshots(volume)?;
                         pool.grow(connect, volume, bytes, None)?;
@@ -624,7 +624,7 @@ impl Hypervisor for LibvirtHypervisor {
         };
         let work = move |connect: &virt::connect::Connect| {
             volumes::refuse_used(connect, &pool, volume)?;
-            moving::refuse_second(&pool, volume)?;
+            moving::refuse_second(connect, &pool, volume)?;
             pool.create_volume(connect, volume, base.as_ref(), capacity)
         };
         self.act.call(what, Scope::Instance(volume), work).await

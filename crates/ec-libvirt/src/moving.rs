@@ -38,7 +38,7 @@ pub(crate) fn hand_over(
         return Err(CallError::Refused(format!("{} lies beside nothing", pool.path.display())));
     };
     let there = beside.join(node.to_string());
-    take_in(pool, volume)?;
+    take_in(connect, pool, volume)?;
     let from = pool.volume_path(volume);
     if let Some(own) = look(&from)? {
         if from.is_symlink() {
@@ -64,11 +64,12 @@ pub(crate) fn hand_over(
     // The new name lasts before anybody is told that the old one is gone.
     keep_names(&there)?;
     keep_names(&pool.path)?;
-    pool.forget_gone(connect)
+    pool.has_changed(connect);
+    Ok(())
 }
 
 /// Puts a disk in its place that another node has handed over, where one has; whether the volume is there then.
-pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
+pub(crate) fn take_in(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
     let own = pool.volume_path(volume);
     for come in pool.handed_over(volume)? {
         if pool.has_volume(volume)? {
@@ -80,6 +81,7 @@ pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError
             moved => moved.map_err(|error| CallError::io("put in place", &come, &error))?,
         }
         keep_names(&pool.path)?;
+        pool.has_changed(connect);
     }
     pool.has_volume(volume)
 }
@@ -87,7 +89,7 @@ pub(crate) fn take_in(pool: &Pool, volume: InstanceId) -> Result<bool, CallError
 /// Before a volume is made: an error where another node has a disk of this name on storage that this one shares with it, since whatever etcd
 /// says, there is one of a volume. What was handed over is taken in after that look, and so is not missed between both; whether the volume is
 /// here then.
-pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
+pub(crate) fn refuse_second(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<bool, CallError> {
     let Some(beside) = pool.path.parent() else { return pool.has_volume(volume) };
     let failed = |error| CallError::io("list", beside, &error);
     for entry in std::fs::read_dir(beside).map_err(failed)? {
@@ -101,7 +103,7 @@ pub(crate) fn refuse_second(pool: &Pool, volume: InstanceId) -> Result<bool, Cal
             )));
         }
     }
-    take_in(pool, volume)
+    take_in(connect, pool, volume)
 }
 
 fn is_same(one: &Metadata, other: &Metadata) -> bool {

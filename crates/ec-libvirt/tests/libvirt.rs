@@ -152,6 +152,13 @@ async fn a_volume_on_shared_storage_is_handed_over_and_never_over_another() {
         assert!(other.list().await.unwrap()[&volume].volume && file(node, volume).exists());
         assert!(other.observe(volume).await.unwrap().volume);
     }
+    // So `virsh vol-list` has it there, and no more here.
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    let is_known = |of: NodeId| {
+        let pool = connect.lookup_storage_pool_by_name(&format!("shared-{of}")).unwrap();
+        pool.list_volumes().unwrap().contains(&format!("{volume}.qcow2"))
+    };
+    assert_eq!((is_known(node), is_known(own)), (true, false));
     // Two of one volume, by an older etcd: the one that is not in its place hides nothing.
     let second = file(node, volume).with_file_name(format!("{volume}.{}.moved.qcow2", Uuid::new_v4()));
     let first = second.with_file_name(format!("{volume}.{}.moved.qcow2", Uuid::new_v4()));
