@@ -148,7 +148,7 @@ impl ImageCache {
     /// The image, from the cache where its origin says that it is still the same.
     ///
     /// However many ask for the same image at once, it comes once, and `progress` tells each of them how
-    /// far it is. Dropping the future lets go; when the last one does, the download ends and leaves
+    /// far it is. Dropping the future lets go; some seconds after the last one did the download ends and leaves
     /// nothing behind. An image whose disk is bigger than `max_virtual_size` bytes is refused to this
     /// caller as soon as that is known.
     ///
@@ -185,8 +185,8 @@ impl ImageCache {
             let (inner, wanted) = (Arc::clone(&self.inner), wanted.clone());
             async move { inner.bring(wanted, state).await }
         });
-        let mut state = flight.state.clone();
-        loop {
+        let mut state = flight.state();
+        let outcome = loop {
             {
                 let now = state.borrow_and_update();
                 if now.progress.is_some() {
@@ -197,12 +197,18 @@ impl ImageCache {
                     });
                 }
                 if let Some(outcome) = &now.outcome {
-                    return hand_out(outcome.clone()?);
+                    break outcome.clone().and_then(hand_out);
                 }
-                now.virtual_size.map_or(Ok(()), fits)?;
+                if let Err(error) = now.virtual_size.map_or(Ok(()), fits) {
+                    break Err(error);
+                }
             }
-            state.changed().await.map_err(|_| ImageError::Interrupted)?;
-        }
+            if state.changed().await.is_err() {
+                break Err(ImageError::Interrupted);
+            }
+        };
+        flight.end();
+        outcome
     }
 
     /// How many bytes of images have been downloaded since the cache was opened, those of failed tries among them.

@@ -1,18 +1,22 @@
 //! One download for everyone who asks at the same time.
 //!
-//! Each asker holds the flight; the last one to let go cancels it. A flight that has ended is never
-//! joined: who asks then has the origin asked again.
+//! Each asker holds the flight; some seconds after the last one let go it is cancelled: who lets go because something else was wished
+//! of its instance meanwhile asks again at once. A flight that has ended is never joined: who asks then has the origin asked again.
 
 use std::{
     collections::HashMap,
     sync::{Arc, Mutex, PoisonError, Weak},
+    time::Duration,
 };
 
 use ec_model::{ImageRef, Progress};
-use tokio::sync::watch;
+use tokio::{runtime::Handle, sync::watch, time::sleep};
 use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::{ImageError, shelf::Landed};
+
+/// So long a flight goes on that nobody holds.
+const LINGERS: Duration = Duration::from_secs(3);
 
 /// What a flight tells those who hold it.
 #[derive(Default)]
@@ -23,9 +27,40 @@ pub(crate) struct State {
     pub(crate) outcome: Option<Result<Landed, ImageError>>,
 }
 
-pub(crate) struct Flight {
-    pub(crate) state: watch::Receiver<State>,
+struct Flight {
+    state: watch::Receiver<State>,
     _cancel: DropGuard,
+}
+
+/// Somebody's hold of a flight. Whoever is dropped while they wait may come again.
+pub(crate) struct Held {
+    flight: Arc<Flight>,
+    /// What came of it was told.
+    has_ended: bool,
+}
+
+impl Held {
+    /// What is told of it.
+    pub(crate) fn state(&self) -> watch::Receiver<State> {
+        self.flight.state.clone()
+    }
+
+    /// Lets go for good.
+    pub(crate) fn end(mut self) {
+        self.has_ended = true;
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if let (false, Ok(runtime)) = (self.has_ended, Handle::try_current()) {
+            let flight = Arc::clone(&self.flight);
+            runtime.spawn(async move {
+                sleep(LINGERS).await;
+                drop(flight);
+            });
+        }
+    }
 }
 
 /// The URL and the digests demanded, as they were asked for.
@@ -40,11 +75,7 @@ pub(crate) struct Flights(Mutex<HashMap<Key, Weak<Flight>>>);
 
 impl Flights {
     /// Joins the flight for this key, or starts one that `work` carries out.
-    pub(crate) fn join<F>(
-        self: &Arc<Self>,
-        key: Key,
-        work: impl FnOnce(watch::Sender<State>) -> F,
-    ) -> Arc<Flight>
+    pub(crate) fn join<F>(self: &Arc<Self>, key: Key, work: impl FnOnce(watch::Sender<State>) -> F) -> Held
     where
         F: Future<Output = Result<Landed, ImageError>> + Send + 'static,
     {
@@ -53,7 +84,7 @@ impl Flights {
             // With the sender gone and no outcome, its task has panicked.
             let in_the_air = flight.state.has_changed().is_ok() && flight.state.borrow().outcome.is_none();
             if in_the_air {
-                return flight;
+                return Held { flight, has_ended: false };
             }
         }
         let (sender, receiver) = watch::channel(State::default());
@@ -78,6 +109,6 @@ impl Flights {
                 .for_each(drop);
             sender.send_modify(|state| state.outcome = Some(outcome));
         });
-        flight
+        Held { flight, has_ended: false }
     }
 }

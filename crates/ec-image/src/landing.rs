@@ -8,7 +8,8 @@
 //! ```
 
 use std::{
-    io::{self, Write},
+    fs::File,
+    io::{self, Seek, SeekFrom, Write},
     sync::Arc,
 };
 
@@ -29,6 +30,9 @@ use crate::{
 
 /// Progress is told every so many bytes; each telling wakes everyone who waits.
 const PROGRESS_STEP: u64 = 1 << 20;
+
+/// What a file system need not keep.
+static EMPTY: [u8; 4096] = [0; 4096];
 
 /// Where content lands.
 #[derive(Clone)]
@@ -186,6 +190,8 @@ impl Landing {
             Err(error) => return Err(damaged(&label, packing, error)),
         };
         let path = &disk.temporary.path;
+        // What it ends with may have been left out.
+        disk.temporary.file.set_len(disk.written).map_err(ImageError::cache("write", path))?;
         let inspected = inspect_file(&mut disk.temporary.file).map_err(|error| match error {
             InspectError::Refused(refusal) => ImageError::Refused { url: url(), refusal },
             InspectError::Read(source) => ImageError::cache("read", path)(source),
@@ -247,15 +253,37 @@ fn damaged(url: &str, packing: &'static str, error: io::Error) -> ImageError {
     ImageError::Unpacking { url: url.to_owned(), packing, source: Arc::new(error) }
 }
 
+/// Writes bytes that come to lie at `at`, and leaves out what of a block is zeroes: most of a raw disk is free space.
+fn write_with_holes(file: &mut File, at: u64, mut bytes: &[u8]) -> io::Result<()> {
+    let block = EMPTY.len();
+    let to_block = usize::try_from(at.next_multiple_of(block as u64) - at).map_err(io::Error::other)?;
+    let (begun, blocks) = bytes.split_at(to_block.min(bytes.len()));
+    let pieces: Vec<&[u8]> =
+        std::iter::once(begun).filter(|begun| !begun.is_empty()).chain(blocks.chunks(block)).collect();
+    let is_empty = |piece: &[u8]| EMPTY.starts_with(piece);
+    for alike in pieces.chunk_by(|one, next| is_empty(one) == is_empty(next)) {
+        let (run, behind) = bytes.split_at(alike.iter().map(|piece| piece.len()).sum());
+        if is_empty(alike[0]) {
+            file.seek(SeekFrom::Current(i64::try_from(run.len()).map_err(io::Error::other)?))?;
+        } else {
+            file.write_all(run)?;
+        }
+        bytes = behind;
+    }
+    Ok(())
+}
+
 impl Disk {
     fn take(&mut self, bytes: &[u8]) -> Result<(), ImageError> {
         // A little that comes may be much that comes out: whoever let go meanwhile does not wait for the end of it.
         if self.state.is_closed() {
             return Err(ImageError::Interrupted);
         }
+        let at = self.written;
         self.written += bytes.len() as u64;
         self.room.cover(self.written, false)?;
-        self.temporary.file.write_all(bytes).map_err(ImageError::cache("write", &self.temporary.path))?;
+        write_with_holes(&mut self.temporary.file, at, bytes)
+            .map_err(ImageError::cache("write", &self.temporary.path))?;
         self.hash.update(bytes);
         if self.header.len() < HEADER_LEN {
             let missing = HEADER_LEN - self.header.len();

@@ -35,6 +35,9 @@ pub enum Packing {
 impl Packing {
     const ALL: [(Self, &'static [u8]); 3] =
         [(Self::Gzip, b"\x1f\x8b"), (Self::Xz, b"\xfd7zXZ\0"), (Self::Zstd, b"\x28\xb5\x2f\xfd")];
+    /// How a frame of zstd goes on that has nothing of the content, behind a byte from 0x50 to 0x5f (RFC 8878, 3.1.2). Some
+    /// that pack in many parts begin with one.
+    const SKIPPED: &'static [u8] = b"\x2a\x4d\x18";
 
     /// As it is called.
     pub const fn name(self) -> &'static str {
@@ -52,6 +55,9 @@ impl Packing {
 
     /// The packing of what begins so; none where it is as it is.
     fn of(beginning: &[u8]) -> Option<Self> {
+        if matches!(beginning, [0x50..=0x5f, behind @ ..] if behind.starts_with(Self::SKIPPED)) {
+            return Some(Self::Zstd);
+        }
         Self::ALL.into_iter().find(|(_, magic)| beginning.starts_with(magic)).map(|(packing, _)| packing)
     }
 }
@@ -245,6 +251,20 @@ mod tests {
         for way in WAYS {
             let bytes = [packed(way, b"first "), packed(way, b"second")].concat();
             assert_eq!(unpack(&bytes, 3, 100).unwrap().sink.0, b"first second", "{way:?}");
+        }
+    }
+
+    #[test]
+    fn frames_of_zstd_that_have_nothing_of_the_disk_are_passed_over() {
+        for first in 0x50..=0x5f {
+            let skipped = [&[first, 0x2a, 0x4d, 0x18, 3, 0, 0, 0][..], b"any"].concat();
+            let zstd = |content| packed(Some(Packing::Zstd), content);
+            let bytes = [&skipped[..], &zstd(b"first "), &skipped, &zstd(b"second"), &skipped].concat();
+            for step in [1, 3, 4096] {
+                let unpacked = unpack(&bytes, step, 100).unwrap();
+                assert_eq!(unpacked.sink.0, b"first second", "{first:x} {step}");
+                assert_eq!(unpacked.packed.unwrap().0, Packing::Zstd);
+            }
         }
     }
 

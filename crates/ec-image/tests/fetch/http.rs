@@ -66,6 +66,29 @@ async fn fifty_who_ask_at_once_share_one_download_and_all_see_how_far_it_is() {
 }
 
 #[tokio::test]
+async fn who_leaves_and_comes_again_at_once_finds_the_download_as_far_as_it_was() {
+    let dir = tempfile::tempdir().unwrap();
+    let (rest, body) = (Arc::new(Semaphore::new(0)), disk(3, 8192));
+    let (gate, whole) = (Arc::clone(&rest), answer("200 OK", "", &body));
+    let server = Server::start(move |_, _| {
+        let (first, second) = whole.split_at(2 << 20);
+        vec![Step::Send(first.to_vec()), Step::Wait(Arc::clone(&gate)), Step::Send(second.to_vec())]
+    })
+    .await;
+    let cache = open(dir.path()).await;
+    let (sender, mut receiver) = watch::channel(None);
+    let (asker, image) = (cache.clone(), server.image());
+    let task = tokio::spawn(async move { asker.fetch(&image, None, sender).await.map(|_| ()) });
+    receiver.wait_for(|told| told.as_ref().is_some_and(|told| told.done > 0)).await.unwrap();
+    task.abort();
+    assert!(task.await.unwrap_err().is_cancelled());
+    rest.add_permits(1);
+    let got = fetch(&cache, &server.image()).await.unwrap();
+    assert!(std::fs::read(&got.base.path).unwrap() == body);
+    assert_eq!(server.hits(), 1);
+}
+
+#[tokio::test]
 async fn when_the_last_one_leaves_the_download_ends_without_a_trace() {
     let dir = tempfile::tempdir().unwrap();
     let server = Server::start(|_, _| {

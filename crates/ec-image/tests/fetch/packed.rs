@@ -1,6 +1,6 @@
 //! Packed images: unpacked while they come, by whatever way, whole or not at all.
 
-use std::path::Path;
+use std::{os::unix::fs::MetadataExt, path::Path};
 
 use ec_image::{ImageError, Packing};
 use sha2::{Digest, Sha256, Sha512};
@@ -49,6 +49,27 @@ async fn a_packed_image_is_the_disk_in_it_and_its_digests_are_those_that_are_pub
     let error = fetch(&cache, &image).await.unwrap_err();
     assert!(error.to_string().contains("has SHA-512") && !error.is_transient(), "{error}");
     assert_eq!(temporary_files(dir.path()), 0);
+}
+
+#[tokio::test]
+async fn what_is_empty_of_a_disk_takes_no_room() {
+    let dir = tempfile::tempdir().unwrap();
+    // Written here and there, also across blocks and at neither's beginning; what it ends with is empty.
+    let mut disk = vec![0; 8 << 20];
+    for at in [512, 4096, 1 << 20, (2 << 20) - 3, (5 << 20) + 4095] {
+        disk[at..at + 6].copy_from_slice(b"sector");
+    }
+    let (plain, packed) = (disk.clone(), zstd(&disk));
+    let server =
+        Server::start(move |_, head| ok(if head.contains("/packed") { &packed } else { &plain })).await;
+    for path in ["plain", "packed"] {
+        let cache = open(&dir.path().join(path)).await;
+        let image = ec_model::ImageRef { url: format!("{}{path}", server.image().url), ..server.image() };
+        let base = fetch(&cache, &image).await.unwrap().base;
+        assert!(std::fs::read(&base.path).unwrap() == disk, "{path}");
+        let taken = std::fs::metadata(&base.path).unwrap().blocks() * 512;
+        assert!(taken <= 64 << 10, "{path} takes {taken} bytes");
+    }
 }
 
 #[tokio::test]
