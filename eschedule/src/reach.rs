@@ -123,11 +123,25 @@ pub(crate) async fn reach(session: &Session, reach: Reach) -> Result<(), Failure
     }
 }
 
+/// How the guest is told of this window, where that is not as large as it takes each for: a serial line does not tell it.
+fn other_window() -> Option<String> {
+    let (columns, rows) = crossterm::terminal::size().ok()?;
+    let is_known = columns > 0 && rows > 0 && (columns, rows) != (80, 24);
+    is_known.then(|| {
+        format!(
+            "The guest knows no window's size: `stty rows {rows} cols {columns}` there tells it this one's."
+        )
+    })
+}
+
 async fn console(session: &Session, instance: InstanceId) -> Result<(), Failure> {
     let mut stream = Stream::open(session, instance, AccessKind::Console).await?;
     let by_hand = io::stdin().is_terminal();
     if by_hand {
         tell(&format!("Connected to the console of {instance}; Ctrl-] leaves it, Enter shows a prompt."));
+        if let Some(window) = other_window() {
+            tell(&window);
+        }
     }
     // Before the terminal is another: none of these ends the program by itself any more.
     let mut ending = Ending::new()?;

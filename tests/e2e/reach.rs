@@ -15,7 +15,7 @@ use ec_model::{Access, AccessKind, AccessWish, Doc, InstanceId, Keyspace, Reques
 use ec_store::{Store, Txn};
 use ec_tests::{Stack, Terminal};
 use nix::{
-    pty::openpty,
+    pty::{Winsize, openpty},
     sys::{signal::Signal, termios::tcgetattr},
 };
 
@@ -180,7 +180,8 @@ fn last_two(text: &str) -> String {
 async fn a_terminal_is_told_how_to_leave_and_is_as_before_afterwards() -> Result<()> {
     let guest = Guest::up().await?;
     for signal in [None, Some(Signal::SIGTERM), Some(Signal::SIGHUP)] {
-        let pty = openpty(None, None)?;
+        let window = Winsize { ws_row: 50, ws_col: 160, ws_xpixel: 0, ws_ypixel: 0 };
+        let pty = openpty(Some(&window), None)?;
         let before = tcgetattr(&pty.slave)?;
         let mut command = guest.stack.command("eschedule");
         let end = || pty.slave.try_clone().map(Stdio::from);
@@ -189,6 +190,7 @@ async fn a_terminal_is_told_how_to_leave_and_is_as_before_afterwards() -> Result
         let master = File::from(pty.master);
         let mut talk = Talk::new(child, Some(master.try_clone()?), master);
         talk.until("Ctrl-] leaves it")?;
+        talk.until("`stty rows 50 cols 160` there")?;
         talk.types("\r")?;
         talk.until("#")?;
         assert_ne!(tcgetattr(&pty.slave)?, before, "every key goes to the guest");
