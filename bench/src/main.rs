@@ -98,7 +98,12 @@ fn main() -> ExitCode {
             .and_then(|figures| report(&figures, cli.json)),
         Some(Command::Images) => on_runtime(with_agent(async |stack| images::measure(stack).await))
             .and_then(|figures| report(&figures, cli.json)),
-        None => on_runtime(measure()).and_then(|figures| report(&figures, cli.json)),
+        None => {
+            let mut figures = Vec::new();
+            let measured = on_runtime(measure(&mut figures));
+            // What was measured is told, too, where something behind it does not work.
+            report(&figures, cli.json).and(measured)
+        }
     };
     match outcome {
         Ok(()) => ExitCode::SUCCESS,
@@ -139,9 +144,9 @@ async fn with_agent(measure: impl AsyncFnOnce(&mut Stack) -> Result<Vec<Figure>>
     Ok(figures)
 }
 
-async fn measure() -> Result<Vec<Figure>> {
+async fn measure(figures: &mut Vec<Figure>) -> Result<()> {
     eprintln!("measuring eschedule");
-    let mut figures = schedule::measure().await?;
+    figures.extend(schedule::measure().await?);
     eprintln!("filling simulated nodes by each strategy");
     figures.extend(strategies::measure());
     eprintln!("starting etcd, placement and libvirtd");
@@ -170,5 +175,5 @@ async fn measure() -> Result<Vec<Figure>> {
     figures.extend(reboot::measure(&mut stack).await?);
     stack.end_agent()?;
     figures.extend(memory::simulated(&stack).await?);
-    Ok(figures)
+    Ok(())
 }

@@ -469,9 +469,14 @@ impl Stack {
         .await
     }
 
-    /// Makes a key pair; answers the private key's path. The public one has `.pub` behind it.
+    /// A key pair, made the first time; answers the private key's path. The public one has `.pub` behind it.
     pub fn key_pair(&self) -> Result<String> {
-        let path = self.directory.path().join("id").display().to_string();
+        let path = self.directory.path().join("id");
+        let is_made = path.exists();
+        let path = path.display().to_string();
+        if is_made {
+            return Ok(path);
+        }
         let output =
             Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f", &path]).output()?;
         ensure!(output.status.success(), "ssh-keygen: {output:?}");
