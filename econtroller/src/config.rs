@@ -88,6 +88,11 @@ impl Settings {
         })
     }
 
+    /// What is to be known about who else can write to etcd, and about how placement is reached.
+    pub(crate) async fn open_door(&self) -> Vec<String> {
+        self.etcd.open_door().await.into_iter().chain(self.placement.open_door()).collect()
+    }
+
     /// Opens the port, where there is to be one.
     pub(crate) async fn open(&self) -> Result<Option<Port>, PortError> {
         let Some(address) = self.listen else { return Ok(None) };

@@ -61,7 +61,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
     runtime.block_on(async {
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
-        for warning in &settings.warnings {
+        for warning in settings.warnings.iter().chain(&settings.open_door().await) {
             tracing::warn!("{warning}");
         }
         let port = settings.open().await?;

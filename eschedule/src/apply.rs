@@ -58,7 +58,8 @@ the current directory.
 
 Examples:
   eschedule apply -f shop.yaml --diff
-      what is otherwise than the file says; exit code 1 where anything is
+      what is otherwise than the file says; exit code 1 where something of it would be changed, or
+      is left to you (`!`)
   eschedule apply -f shop.yaml
       makes web-1, web-2, web-3, db and its volume; again: nothing; exit code 1 where something
       differs that it leaves to you (`!`)
@@ -89,7 +90,7 @@ pub(crate) struct Apply {
     #[arg(long)]
     prune_volumes: bool,
 
-    /// Say what is otherwise, and change nothing; exit code 1 where anything is
+    /// Say what is otherwise, and change nothing; exit code 1 where something would be changed, or is left to you
     #[arg(long)]
     diff: bool,
 

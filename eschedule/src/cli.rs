@@ -412,7 +412,7 @@ pub(crate) enum Command {
     /// started, ended or made anew by it. Of what is asked for by now nothing is changed.
     #[command(after_help = crate::heal::EXAMPLES)]
     Heal(Healing),
-    /// List the nodes whose agents are alive or that hold instances, with what is taken of what they have
+    /// List the nodes, alive or not, with what is taken of what they have
     #[command(after_help = "Examples:\n  eschedule nodes\n  eschedule nodes -o name")]
     Nodes,
     /// Look at every part of the cluster, and say of each finding how to mend it

@@ -438,7 +438,9 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
         .iter()
         .map(|trouble| {
             let mend = match trouble.kind {
-                TroubleKind::Memory => "end or move away what uses it; it takes new work again by itself",
+                TroubleKind::Memory => {
+                    "end what uses it: stop guests, or make them smaller; it takes new work again by itself"
+                }
                 TroubleKind::Disk => {
                     "make room there, or mount what is missing; it takes new work again by itself"
                 }

@@ -217,8 +217,8 @@ fn meaning(state: State) -> &'static str {
         }
         State::Paused => {
             "the guest is there and its processors are halted; it keeps memory, disk and room. By a user's wish: \
-             `eschedule unpause`. By a full disk of its host, which is the reason then, it goes on by itself when there \
-             is room; by another I/O error, mend the disk and `eschedule unpause`, or `eschedule reboot --hard`."
+             `eschedule unpause`. By an I/O error of its host's disk, which is the reason then, it is let go on by its \
+             node, again and again, while there is room: make some, or mend that disk."
         }
         State::Stopped => {
             "the guest does not run; it keeps its disk and its room. By a user's wish, or for the reason that is told: it \
@@ -253,8 +253,8 @@ fn meaning(state: State) -> &'static str {
         }
         State::Rescued => {
             "the guest runs from a rescue disk (/dev/vda in most systems), and its own disk is the second one (/dev/vdb), so \
-             that it can be mended. `eschedule unrescue` deletes the rescue disk and boots it from its own again; nothing \
-             else can be asked of it meanwhile but to destroy it."
+             that it can be mended. `eschedule unrescue` deletes the rescue disk and boots it from its own again. What \
+             changes its power, disk or size is refused meanwhile; `eschedule destroy` is not."
         }
         State::Unrescuing => {
             "a user wants it booted from its own disk again: the guest is ended, where it runs from its rescue disk, and that \

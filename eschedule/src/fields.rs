@@ -53,6 +53,7 @@ fn record() -> Instance {
             "metadata": {"a": "b"},
             "user_data_bytes": 1, "token_required": true,
         },
+        "made_of": {"url": "u", "sha256": "s"},
         "power": {"power": "running", "generation": 1, "grace_seconds": 1, "anew": true},
         "before": {"query": "q", "resources": {"VCPU": 1}},
         "restart": "always", "locked": "", "assigned": {"node": UUID, "epoch": 1}, "generation": 1,

@@ -32,7 +32,7 @@ const REMEDY: &str = "choose another --listen (MDSERVER_LISTEN), or `none`";
 /// ecompute, etcd and placement are down. A guest is told by the port of the bridge that it is on; whoever
 /// is not a guest on the bridge, this host included, gets 404.
 ///
-/// Needs root: it puts the address on the bridge, and takes it off when it ends. It waits where there is
+/// Needs root, or CAP_NET_ADMIN, CAP_NET_BIND_SERVICE and CAP_DAC_READ_SEARCH: it puts the address on the bridge, and takes it off when it ends. It waits where there is
 /// no such bridge yet, and where another server answers already (ecompute has one built in), which then
 /// answers for the guests of both.
 ///

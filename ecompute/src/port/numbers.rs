@@ -83,7 +83,8 @@ pub(super) fn write(parts: &Parts, counts: &Asked<Counts>) -> String {
 
     ec_calls::write_calls(&mut text, PROGRAM, &parts.calls.named());
     parts.metadata.write(&mut text);
-    let help = "Bytes of images that came over HTTP, those of tries that failed among them.";
+    let help =
+        "Bytes of images that came over HTTP or out of buckets, those of tries that failed among them.";
     text.counters("ecompute_image_downloaded_bytes_total", help).sample(&[], parts.images.downloaded());
     text.into_text()
 }
