@@ -347,5 +347,13 @@ fn doors_that_are_open_all_the_same_are_told_at_the_start() -> Result<()> {
     let secret = "etcd: {user: a, password: b}\n";
     ensure!(told(secret, 0o644)?.contains("eplacement.yaml holds a secret"));
     ensure!(!told(secret, 0o640)?.contains("holds a secret"));
+    // The same of whoever is its client.
+    let file = directory.path().join("controller.yaml");
+    let away = "listen: 192.0.2.1:1\netcd: {endpoints: [\"192.0.2.2:1\"]}\nplacement: {endpoint: \"http://192.0.2.3:1\"}\n";
+    std::fs::write(&file, away)?;
+    let output = Command::new(program("econtroller")).arg("--config").arg(&file).output()?;
+    let text = String::from_utf8(output.stderr)?;
+    ensure!(text.contains("etcd at 192.0.2.2:1 lets in whoever reaches it"), "{text}");
+    ensure!(text.contains("placement at http://192.0.2.3:1 lets in whoever says `admin`"), "{text}");
     Ok(())
 }
