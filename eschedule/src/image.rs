@@ -15,7 +15,7 @@ use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{Bytes, CloudError, CloudResult, ImageChange, NewImage};
 use ec_image::{ImageStore, StoreFailure};
 use ec_model::{
-    Image, ImageRef, Visibility,
+    Image, ImageRef, ImageStatus, Visibility,
     input::{image_name, is_image_url, property, property_key},
 };
 use ec_runtime::exit::{Failure, chain, tell};
@@ -239,7 +239,11 @@ async fn delete(session: &Session, images: &[String], output: Output) -> Result<
             continue;
         }
         let remove = async |image: &Image| remove(session, image).await;
-        match ec_cloud::delete_image(&session.cloud, text, remove).await {
+        let deleted = async {
+            attend_for(session, text).await?;
+            ec_cloud::delete_image(&session.cloud, text, remove).await
+        };
+        match deleted.await {
             Ok(deleted) => told.tell(Deleted::one(&session.cloud, "IMAGE", &deleted.name, "DELETED")),
             Err(error) => told.fail(text, &error.into()),
         }
@@ -371,6 +375,24 @@ pub(crate) fn store(session: &Session) -> Result<ImageStore, Failure> {
         .map_err(|error| Failure::usage(format!("image_store of schedule.yaml: {}", chain(&error))))
 }
 
+/// Looks whether the image store is there before the record of one that is to be deleted says that it goes: nobody takes that back.
+async fn attend_for(session: &Session, text: &str) -> CloudResult<()> {
+    let image = ec_cloud::image(&session.cloud, text).await?;
+    // One that goes already goes on with it, and of one that is on its way nobody knows what has come.
+    if !image.stored || image.status != ImageStatus::Active {
+        return Ok(());
+    }
+    let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
+    let images = ec_cloud::stored_images(&session.cloud).await?;
+    let attended = store.attend_for(&image, &images).await;
+    attended.map_err(|error| {
+        of_store(
+            &error,
+            format!("the image `{text}` stays, and nothing of it was deleted: {}", chain(&error)),
+        )
+    })
+}
+
 /// Takes an image's bytes out of the image store.
 async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
     let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
@@ -434,5 +456,79 @@ async fn tidy_copies(session: &Session) {
             }
         }
         Err(error) => tell(&format!("eschedule: a copy that was made for an image stays: {}", chain(&error))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use ec_cloud::Facts;
+
+    use super::*;
+
+    /// An image all of whose bytes lie in the store.
+    async fn whole(session: &Session, name: &str) -> Image {
+        let new = NewImage { name: name.to_owned(), ..NewImage::default() };
+        let store = session.settings.image_store.url().to_owned();
+        let nothing = async |_: &Image| Ok(());
+        let added =
+            ec_cloud::add_image(&session.cloud, &new, Bytes::Sent { store }, async |_| Ok(true), nothing);
+        let facts = Facts {
+            size: 1,
+            sha256: "a".repeat(64),
+            sha512: None,
+            compression: None,
+            disk_format: "raw",
+            virtual_size: 512,
+        };
+        added.await.unwrap().finish(&session.cloud, facts).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn nothing_is_deleted_or_marked_of_a_store_that_is_not_mounted() {
+        let (mut session, directory) = (Session::in_memory().await, tempfile::tempdir().unwrap());
+        let (mounted, away) = (directory.path().join("store"), directory.path().join("away"));
+        let url = serde_json::json!({"url": format!("file://{}", mounted.display())});
+        session.settings.image_store = serde_json::from_value(url).unwrap();
+        let names = ["a", "b"].map(str::to_owned);
+        fs::create_dir(&mounted).unwrap();
+        let mut images = Vec::new();
+        for name in &names {
+            let image = whole(&session, name).await;
+            fs::write(mounted.join(image.id.to_string()), "x").unwrap();
+            images.push(image);
+        }
+        let status = async |image: &Image| {
+            let now = ec_cloud::image(&session.cloud, &image.id.to_string()).await;
+            now.ok().map(|image| image.status)
+        };
+        fs::rename(&mounted, &away).unwrap();
+        for is_there in [false, true] {
+            if is_there {
+                fs::create_dir(&mounted).unwrap();
+            }
+            delete(&session, &names, Output::Table).await.unwrap_err();
+            let told = attend_for(&session, "a").await.unwrap_err().to_string();
+            let why = "the image `a` stays, and nothing of it was deleted: ";
+            assert!(told.starts_with(why) && told.contains("is its file system mounted?"), "{told}");
+            tidy(&session).await;
+            for image in &images {
+                assert_eq!(status(image).await, Some(ImageStatus::Active), "{is_there}");
+            }
+        }
+        // One that goes already, whose command was killed, stays until the store is there.
+        let [going, other] = &images[..] else { panic!("there are two") };
+        let killed = async |_: &Image| Err(CloudError::Interrupted);
+        ec_cloud::delete_image(&session.cloud, "a", killed).await.unwrap_err();
+        ec_cloud::delete_image(&session.cloud, "b", async |_: &Image| Ok(())).await.unwrap();
+        tidy(&session).await;
+        delete(&session, &[going.id.to_string()], Output::Table).await.unwrap_err();
+        assert_eq!(status(going).await, Some(ImageStatus::PendingDelete));
+        fs::remove_dir(&mounted).unwrap();
+        fs::rename(&away, &mounted).unwrap();
+        tidy(&session).await;
+        assert_eq!((status(going).await, status(other).await), (None, None));
+        assert_eq!(fs::read_dir(&mounted).unwrap().count(), 1, "that of the other nobody asked for");
     }
 }

@@ -264,6 +264,31 @@ async fn a_file_is_sent_to_the_store_as_it_is_and_goes_with_its_image() -> Resul
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn of_a_store_that_is_not_mounted_no_image_is_deleted() -> Result<()> {
+    let control = Control::start().await?;
+    let store = with_store(&control, "")?;
+    for name in ["a", "b"] {
+        control.done(&["image", "add", name, &tiny_image().display().to_string()])?;
+    }
+    let away = control.directory().join("away");
+    fs::rename(&store, &away)?;
+    let output = control.eschedule(&["image", "delete", "a", "b"])?;
+    let text = error(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert_eq!(text.matches("is its file system mounted?").count(), 2, "{text}");
+    control.done(&["image", "list"])?;
+    assert!(images(&control).await?.iter().all(|image| image.status == ImageStatus::Active));
+    fs::rename(&away, &store)?;
+    control.done(&["image", "delete", "a"])?;
+    fs::rename(&store, &away)?;
+    refused(&control, &["image", "delete", "b"], 1, "the image `b` stays, and nothing of it was deleted")?;
+    fs::rename(&away, &store)?;
+    control.done(&["image", "delete", "b"])?;
+    assert_eq!((images(&control).await?.len(), entries(&store).len()), (0, 0));
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn what_is_at_a_url_is_copied_into_the_store_whole_and_its_origin_asked_once() -> Result<()> {
     let control = Control::start().await?;
     let store = with_store(&control, "")?;

@@ -39,11 +39,11 @@ const REGION: &str = "us-east-1";
 
 /// What a store says, in a line: its client repeats in each of its errors what is below, and the store's whole document with it.
 pub(crate) fn told(error: &object_store::Error) -> String {
-    if let object_store::Error::NotFound { path, source } = error {
-        return match chain(&**source).contains("<Code>NoSuchBucket</Code>") {
-            true => "there is no such bucket".to_owned(),
-            false => format!("it has no object {path}"),
-        };
+    if is_of_no_bucket(error) {
+        return "there is no such bucket".to_owned();
+    }
+    if let object_store::Error::NotFound { path, .. } = error {
+        return format!("it has no object {path}");
     }
     let mut cause: &dyn std::error::Error = error;
     while let Some(next) = cause.source() {
@@ -56,6 +56,11 @@ pub(crate) fn told(error: &object_store::Error) -> String {
         Some((code, _)) => format!("{line}: {code}"),
         None => line.to_owned(),
     }
+}
+
+/// Whether it is the bucket that is missed, and not an object in it.
+fn is_of_no_bucket(error: &object_store::Error) -> bool {
+    matches!(error, object_store::Error::NotFound { source, .. } if chain(&**source).contains("<Code>NoSuchBucket</Code>"))
 }
 
 /// What went wrong with a store.
@@ -120,9 +125,15 @@ pub enum StoreFailure {
 }
 
 impl StoreFailure {
-    /// Whether S3 has no such object.
+    /// Whether S3 has no such object, in a bucket that it has.
     fn is_not_found(&self) -> bool {
         matches!(self, Self::Object { answer, .. } if matches!(**answer, object_store::Error::NotFound { .. }))
+            && !self.is_of_no_bucket()
+    }
+
+    /// Whether S3 has no such bucket.
+    fn is_of_no_bucket(&self) -> bool {
+        matches!(self, Self::Object { answer, .. } if is_of_no_bucket(answer))
     }
 
     /// Whether another time may help.
@@ -232,22 +243,44 @@ impl ImageStore {
         }
     }
 
+    /// Looks whether the store is there of which an image's bytes are to be taken away, one of these that lie in stores: to be asked before its
+    /// record says that it goes, which nobody takes back.
+    ///
+    /// # Errors
+    /// They lie elsewhere, or the directory or the bucket is not there, or does not answer.
+    pub async fn attend_for(&self, image: &Image, images: &[Image]) -> Result<(), StoreFailure> {
+        self.object(image)?;
+        self.attend(images)?;
+        let Place::S3 { url, .. } = &self.place else { return Ok(()) };
+        // Who asks for an object is told, as who asks for what is said of it is not, whether it is the bucket that is missed.
+        match answered(url, "read an object", SILENCE, self.read(&image.url, None)).await {
+            Err(error) if error.is_of_no_bucket() || error.is_away() => Err(error),
+            _ => Ok(()),
+        }
+    }
+
     /// Takes away all that there is of an image's bytes, also where only some had come.
     ///
     /// # Errors
-    /// What is left then may be taken away by another try.
+    /// What is left then may be taken away by another try. Of an image whose bytes all came: a directory or a bucket that is not there, or a
+    /// directory in which nothing lies that is an image's, may not be the one that they lie in.
     pub async fn remove(&self, image: &Image) -> Result<(), StoreFailure> {
         let name = self.object(image)?;
         match &self.place {
             Place::Directory(directory) => {
+                let mut is_any = false;
                 // Who still sends it cannot put it in its place between the two.
                 for path in [part(directory, &name), directory.join(&name)] {
                     match fs::remove_file(&path) {
-                        Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                            return Err(StoreFailure::File { doing: "remove", path, source: error });
-                        }
-                        _ => {}
+                        Ok(()) => is_any = true,
+                        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                        Err(source) => return Err(StoreFailure::File { doing: "remove", path, source }),
                     }
+                }
+                // Where others lie this one is gone; of what is not mounted nobody knows.
+                let all_came = image.size.is_some();
+                if all_came && !is_any && self.images().await?.is_empty() {
+                    return Err(StoreFailure::NotThere { path: directory.clone(), images: 1, one: name });
                 }
                 Ok(())
             }
@@ -491,6 +524,62 @@ mod tests {
         store.attend(&[image_of(2, &url), ours[0].clone()]).unwrap();
         store.attend(&[image_of(2, &url)]).unwrap_err();
         assert!(store.has_whole(&ours[0]).await.unwrap());
+    }
+
+    #[tokio::test]
+    async fn what_is_missed_of_a_directory_without_any_image_may_lie_in_another() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("store");
+        let url = format!("file://{}", path.display());
+        let store =
+            ImageStore::open(&serde_json::from_value(serde_json::json!({"url": url})).unwrap()).unwrap();
+        let came =
+            |number| Image { size: Some(1), status: ImageStatus::PendingDelete, ..image_of(number, &url) };
+        let (last, other) = (came(1), came(2));
+        let why = store.remove(&last).await.unwrap_err().to_string();
+        assert!(why.contains("is missing") && why.contains("is its file system mounted?"), "{why}");
+        fs::create_dir(&path).unwrap();
+        fs::write(path.join("lost+found"), "").unwrap();
+        let why = store.remove(&last).await.unwrap_err().to_string();
+        let mends = path.join(store.name(&last.url).unwrap());
+        assert!(why.contains(&format!("make an empty file {}", mends.display())), "{why}");
+        // One whose bytes never came need not have any.
+        store.remove(&image(&url)).await.unwrap();
+        fs::write(mends, "").unwrap();
+        store.remove(&other).await.unwrap();
+        store.remove(&last).await.unwrap();
+        assert!(store.images().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn nothing_goes_of_a_bucket_that_is_not_there() {
+        let directory = tempfile::tempdir().unwrap();
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "SK").unwrap();
+        for (code, is_there) in [("NoSuchBucket", false), ("NoSuchKey", true)] {
+            let missing = format!("<Error><Code>{code}</Code></Error>");
+            let server = crate::testing::Server::start(move |_, _| {
+                let head = "content-type: application/xml\r\n";
+                let missing = crate::testing::answer("404 Not Found", head, missing.as_bytes());
+                vec![crate::testing::Step::Send(missing)]
+            })
+            .await;
+            let store = serde_json::json!({
+                "url": "s3://bucket/ours", "endpoint": server.url, "access_key": "AK", "secret_key_file": secret,
+            });
+            let store = ImageStore::open(&serde_json::from_value(store).unwrap()).unwrap();
+            let whole = Image { size: Some(1), ..image("s3://bucket/ours") };
+            for outcome in [
+                store.attend_for(&whole, std::slice::from_ref(&whole)).await,
+                store.remove(&whole).await,
+                store.remove(&Image { upload: Some("parts".to_owned()), ..whole.clone() }).await,
+            ] {
+                assert_eq!(outcome.is_ok(), is_there, "{code}: {outcome:?}");
+            }
+            let elsewhere = image("s3://other/ours");
+            let outcome = store.attend_for(&elsewhere, &[]).await;
+            assert!(matches!(outcome, Err(StoreFailure::Elsewhere { .. })), "{outcome:?}");
+        }
     }
 
     #[tokio::test(start_paused = true)]
