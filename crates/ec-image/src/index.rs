@@ -1,4 +1,5 @@
-//! What each URL gave last, and how to ask its origin whether that still holds.
+//! What each URL gave last, and how to ask its origin whether that still holds; and what it gave before, as long as the cache has
+//! that: disks stand on it, and whoever demands its digest wants no other.
 //!
 //! An entry that cannot be read is as good as none: the image is fetched again.
 
@@ -6,7 +7,10 @@ use std::{
     fs::{self, Metadata},
     os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
-    sync::atomic::{AtomicU64, Ordering},
+    sync::{
+        Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
 };
 
 use ec_model::input::is_sha256;
@@ -23,11 +27,16 @@ use crate::{
 /// Links that are signed anew each time would fill the index, one entry each.
 const ENTRIES_MAX: usize = 1024;
 
+/// The same disk packed anew each time would fill an entry: one base has then any number of digests.
+const EARLIER_MAX: usize = 64;
+
 const VERSION: u32 = 1;
 
 pub(crate) struct Index {
     directory: PathBuf,
     tmp: PathBuf,
+    /// Held while an entry is read and written anew: what another brings meanwhile from the same URL is not lost.
+    writing: Mutex<()>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +57,9 @@ pub(crate) struct Entry {
     sha512: Option<String>,
     /// When the origin was last asked.
     pub(crate) checked_at: Timestamp,
+    /// What the URL gave before, the last of it first; each without any of its own.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    earlier: Vec<Entry>,
 }
 
 /// What tells whether the content of a URL is still the same.
@@ -83,8 +95,9 @@ impl FileStamp {
 
 impl Entry {
     pub(crate) fn new(url: String, digest: String, size: u64, validators: Validators) -> Self {
-        let (sha256, sha512) = (None, None);
-        Self { version: VERSION, url, digest, size, validators, sha256, sha512, checked_at: Timestamp::now() }
+        let (sha256, sha512, earlier) = (None, None, Vec::new());
+        let checked_at = Timestamp::now();
+        Self { version: VERSION, url, digest, size, validators, sha256, sha512, checked_at, earlier }
     }
 
     /// The same, of bytes with these digests.
@@ -100,11 +113,29 @@ impl Entry {
         sha256.is_none_or(|demanded| demanded == published)
             && sha512.is_none_or(|demanded| self.sha512.as_deref() == Some(demanded))
     }
+
+    /// What the URL gave, the last of it first.
+    pub(crate) fn given(mut self) -> Vec<Self> {
+        let earlier = std::mem::take(&mut self.earlier);
+        std::iter::once(self).chain(earlier).collect()
+    }
+
+    /// The same as the last that its URL gave, which gave that before.
+    fn after(&self, before: Option<Self>) -> Self {
+        // Of the same bytes this one may know a digest more.
+        let is_other = |was: &Self| {
+            (&was.digest, &was.sha256) != (&self.digest, &self.sha256)
+                || was.sha512.is_some() && was.sha512 != self.sha512
+        };
+        let earlier = before.into_iter().flat_map(Self::given).filter(is_other).take(EARLIER_MAX).collect();
+        Self { earlier, ..self.clone() }
+    }
 }
 
 impl Index {
     pub(crate) fn open(directory: &Path) -> Result<Self, ImageError> {
-        let index = Self { directory: directory.join("index"), tmp: directory.join("tmp") };
+        let writing = Mutex::default();
+        let index = Self { directory: directory.join("index"), tmp: directory.join("tmp"), writing };
         make_directory(&index.directory, PRIVATE)?;
         Ok(index)
     }
@@ -117,29 +148,45 @@ impl Index {
         read(&self.path(url))
     }
 
-    /// Remembers what the URL gave. A crash loses the entry or keeps the one before.
+    /// Remembers what the URL gave, beside what it gave before. A crash loses the entry or keeps the one before.
     pub(crate) fn put(&self, url: &Url, entry: &Entry) -> Result<(), ImageError> {
-        // Each has a file of its own: two may fetch the same at once, by different digests.
-        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.path(url);
+        self.write(&path, &entry.after(read(&path)))
+    }
+
+    fn write(&self, path: &Path, entry: &Entry) -> Result<(), ImageError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
         let number = NUMBER.fetch_add(1, Ordering::Relaxed);
         let tmp = self.tmp.join(format!("{}-{number}.json", std::process::id()));
         // Numbers and strings only: serde_json cannot fail on it.
         fs::write(&tmp, serde_json::to_vec(entry).unwrap_or_default())
             .map_err(ImageError::cache("write", &tmp))?;
-        fs::rename(&tmp, &path).map_err(ImageError::cache("rename", &tmp))
+        fs::rename(&tmp, path).map_err(ImageError::cache("rename", &tmp))
     }
 
-    /// Drops entries of bases that are gone, and the oldest where there are too many.
+    /// Drops what was of bases that are gone, and the oldest entries where there are too many.
     pub(crate) fn prune(&self, has: impl Fn(&Entry) -> bool) -> Result<(), ImageError> {
+        let _writing = self.writing.lock().unwrap_or_else(PoisonError::into_inner);
         let list = fs::read_dir(&self.directory).map_err(ImageError::cache("list", &self.directory))?;
         let mut kept = Vec::new();
         let mut dropped = Vec::new();
         for path in list.flatten().map(|file| file.path()) {
-            match read(&path).filter(&has) {
-                Some(entry) => kept.push((entry.checked_at, path)),
-                None => dropped.push(path),
+            let Some(mut entry) = read(&path) else {
+                dropped.push(path);
+                continue;
+            };
+            let count = entry.earlier.len();
+            entry.earlier.retain(&has);
+            // The last stays before those, also where it is gone itself: none of them is the last.
+            if entry.earlier.is_empty() && !has(&entry) {
+                dropped.push(path);
+                continue;
             }
+            if entry.earlier.len() < count {
+                self.write(&path, &entry)?;
+            }
+            kept.push((entry.checked_at, path));
         }
         kept.sort();
         let surplus = kept.len().saturating_sub(ENTRIES_MAX);
@@ -157,9 +204,11 @@ impl Index {
 }
 
 fn read(path: &Path) -> Option<Entry> {
-    let entry: Entry = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
+    let mut entry: Entry = serde_json::from_slice(&fs::read(path).ok()?).ok()?;
     // The digest becomes a file name.
-    (entry.version == VERSION && is_sha256(&entry.digest)).then_some(entry)
+    let is_good = |entry: &Entry| entry.version == VERSION && is_sha256(&entry.digest);
+    entry.earlier.retain(is_good);
+    is_good(&entry).then_some(entry)
 }
 
 pub(crate) fn hex(bytes: &[u8]) -> String {
@@ -194,6 +243,50 @@ mod tests {
         index.prune(|entry| entry.digest.starts_with('3')).unwrap();
         assert_eq!(fs::read_dir(&index.directory).unwrap().count(), 1);
         assert!(index.get(&url(3)).is_some());
+    }
+
+    #[test]
+    fn what_a_url_gave_before_is_known_as_long_as_its_base_is_there() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        let index = Index::open(dir.path()).unwrap();
+        let url = Url::parse("http://host/debian").unwrap();
+        let of = |letter: &str| Entry::new(url.to_string(), letter.repeat(64), 1, Validators::default());
+        let digests = || -> Vec<String> {
+            let given = index.get(&url).map(Entry::given).unwrap_or_default();
+            given.iter().map(|entry| entry.digest[..1].to_owned()).collect()
+        };
+        // As a release wrote it that knew of the last alone.
+        let old = format!(
+            r#"{{"version":1,"url":"","digest":"{}","size":1,"validators":{{}},"checked_at":"2026-01-01T00:00:00Z"}}"#,
+            "a".repeat(64)
+        );
+        fs::write(index.path(&url), old).unwrap();
+        for letter in ["b", "c"] {
+            index.put(&url, &of(letter)).unwrap();
+        }
+        assert_eq!(digests(), ["c", "b", "a"]);
+        // The first again, of which a digest more is known now.
+        let sha512 = Some("0".repeat(128));
+        index.put(&url, &of("a").published("a".repeat(64), sha512.clone())).unwrap();
+        assert_eq!(digests(), ["a", "c", "b"]);
+        index.put(&url, &of("a")).unwrap();
+        assert_eq!(digests(), ["a", "a", "c", "b"], "what it was known by is not forgotten");
+        assert!(index.get(&url).unwrap().given()[1].has(None, sha512.as_deref()));
+        index.prune(|entry| !entry.digest.starts_with('c')).unwrap();
+        assert_eq!(digests(), ["a", "a", "b"]);
+        index.prune(|entry| entry.digest.starts_with('b')).unwrap();
+        assert_eq!(digests(), ["a", "b"], "the last is no other for being gone");
+        fs::write(index.path(&url), fs::read_to_string(index.path(&url)).unwrap().replace("bbbb", "../b"))
+            .unwrap();
+        assert_eq!(digests(), ["a"]);
+        index.prune(|_| false).unwrap();
+        assert_eq!(fs::read_dir(&index.directory).unwrap().count(), 0);
+        // One disk, packed anew each time.
+        for number in 0..EARLIER_MAX + 3 {
+            index.put(&url, &of("a").published(format!("{number:064}"), None)).unwrap();
+        }
+        assert_eq!(digests().len(), EARLIER_MAX + 1);
     }
 
     #[test]

@@ -42,15 +42,14 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    /// What the URL gave last, where the cache still has it and it had all digests that are demanded.
+    /// What the URL gave last, or before where digests are demanded, if the cache still has it and it had all of these.
     pub(crate) fn known(&self, wanted: &Wanted) -> Option<(Entry, Landed)> {
-        let entry = self.index.get(wanted.source.url())?;
-        if !entry.has(wanted.sha256.as_deref(), wanted.sha512.as_deref()) {
-            return None;
-        }
-        if !self.shelf.has(&entry.digest, entry.size) {
-            return None;
-        }
+        let (sha256, sha512) = (wanted.sha256.as_deref(), wanted.sha512.as_deref());
+        // Whoever demands none wants what is there now.
+        let count = if sha256.or(sha512).is_some() { usize::MAX } else { 1 };
+        let mut given = self.index.get(wanted.source.url())?.given().into_iter().take(count);
+        let is_there = |entry: &Entry| entry.has(sha256, sha512) && self.shelf.has(&entry.digest, entry.size);
+        let entry = given.find(is_there)?;
         let landed = self.shelf.find(&entry.digest)?;
         Some((entry, landed))
     }

@@ -6,7 +6,7 @@ use std::{
 };
 
 use crate::support::*;
-use ec_image::{CacheConfig, ImageError, Refusal};
+use ec_image::{CacheConfig, CachedImage, ImageError, Refusal};
 use ec_model::{DiskFormat, ImageRef};
 use tokio::sync::{Semaphore, watch};
 
@@ -171,6 +171,25 @@ async fn a_demanded_digest_needs_no_network_where_this_url_gave_it_and_gives_nob
         assert!(told, "{}", chain(&error));
         assert!(!error.to_string().contains(&digest));
     }
+}
+
+#[tokio::test]
+async fn what_a_url_gave_before_it_gave_another_is_fetched_no_more_than_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    // A distribution replaces what it publishes.
+    let server = Server::start(|number, _| ok(&disk(u8::try_from(number).unwrap(), 10))).await;
+    let [before, now] =
+        [fetch(&cache, &server.image()).await.unwrap(), fetch(&cache, &server.image()).await.unwrap()];
+    assert_ne!(before.base.digest, now.base.digest);
+    let demands = |of: &CachedImage| ImageRef { sha256: Some(of.base.digest.clone()), ..server.image() };
+    for of in [&before, &now] {
+        assert_eq!(fetch(&cache, &demands(of)).await.unwrap().base, of.base);
+    }
+    assert_eq!(server.hits(), 2);
+    // Of another URL nobody knows that it has the same.
+    let elsewhere = ImageRef { sha256: demands(&before).sha256, ..image(&format!("{}/other", server.url)) };
+    assert!(matches!(fetch(&cache, &elsewhere).await, Err(ImageError::Checksum { .. })));
 }
 
 #[tokio::test]
