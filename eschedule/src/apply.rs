@@ -619,6 +619,7 @@ impl<'a> Making<'a> {
         if more == 0 {
             return Ok(None);
         }
+        let query = ec_cloud::room_from(&self.session.cloud, query, &guest.image).await?;
         let own = query.total().get(DISK).copied().unwrap_or(0);
         let both =
             query.with(DISK, own.saturating_add(more)).map_err(|error| Failure::usage(error.to_string()))?;

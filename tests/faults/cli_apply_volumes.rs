@@ -227,6 +227,28 @@ async fn a_copy_lies_where_its_source_does_and_what_is_gone_since_is_not_missed(
     Ok(())
 }
 
+/// There has to be room for both where one of them says nothing of its disk, too.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_of_no_said_size_and_a_volume_are_made_together_or_not_at_all() -> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    control.node("a", true, &[("VCPU", 64), ("MEMORY_MB", 1 << 16), ("DISK_GB", 15)]).await?;
+    control.done(&["volume", "create", "data", "--size", "5", "--wait"])?;
+    let room = "resources=VCPU:1,MEMORY_MB:64";
+    for (size, code) in [(6, 1), (5, 0)] {
+        let text = format!(
+            "stack: s\nvolumes: {{more: {{size: {size}}}}}\ninstances:\n  db: {{query: \"{room}\", image: \"volume:data\", volumes: [more]}}\n"
+        );
+        let (_, told) = applied(&control, &text, &[], code)?;
+        let made = if code == 0 { 3 } else { 1 };
+        assert_eq!(control.count("instances/").await?, made, "{told}");
+        if code == 0 {
+            assert_eq!(applied(&control, &text, &[], 0)?.0, nothing());
+        }
+    }
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn mistakes_with_volumes_are_told_in_a_line_and_change_nothing() -> Result<()> {
     let control = Control::start().await?;

@@ -166,6 +166,45 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     refused(&control, &["show", "data"], 1, "no volume of project")
 }
 
+/// It is counted, however it is asked for, looked at before, or compared with a file.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_copy_without_a_size_is_claimed_as_large_as_what_it_copies() -> Result<()> {
+    const ROOM: &str = "resources=VCPU:1,MEMORY_MB:128";
+    let control = Control::start().await?;
+    let node = control.node("h1", true, SOME).await?;
+    let data = made(&control, node, &["data", "--size", "5"]).await?;
+    let asks = ["run", "web", "--query", ROOM, "--image", "volume:data"];
+    let told = |arguments: &[&str]| -> Result<Value> {
+        Ok(serde_json::from_str(&control.done(&[arguments, &["-o", "json"]].concat())?)?)
+    };
+    let preview = told(&[&asks[..], &["--dry-run"]].concat())?;
+    assert_eq!(preview["resources"]["DISK_GB"]["wanted"], 5, "{preview}");
+    let web: InstanceId = told(&asks)?["instance"].as_str().context("it has a uuid")?.parse()?;
+    control.status(node, web, State::Active, None).await?;
+    let held = control.placement.allocations(web).await?.context("it is claimed")?;
+    assert_eq!(held.total().get("DISK_GB"), Some(&5));
+    let more = told(&["explain", "web"])?;
+    assert_eq!(more["resources"]["DISK_GB"]["wanted"], 5, "{more}");
+    control.done(&["set", "web", "--label", "stack=shop"])?;
+    let file = control.directory().join("shop.yaml");
+    let entry = |name: &str| format!("  {name}: {{query: \"{ROOM}\", image: \"volume:data\"}}\n");
+    std::fs::write(&file, format!("stack: shop\ninstances:\n{}", entry("web")))?;
+    let file = file.display().to_string();
+    control.done(&["apply", "-f", &file, "--diff"])?;
+    // Nor does a disk become a copy of which nothing is claimed.
+    let (_, plain) = control.schedule(&[ROOM, "--name", "plain"])?;
+    control.status(node, plain, State::Active, Some("10.0.0.1")).await?;
+    let output = control.eschedule(&["rebuild", "plain", "volume:data"])?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(text.contains(&format!("`eschedule resize {plain}` gives it DISK_GB:5 first")), "{text}");
+    let output = control.eschedule(&["run", "x", "--query", ROOM, "--image", "instance:plain"])?;
+    let text = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.code() == Some(2) && text.contains("no record tells how large instance"), "{text}");
+    let held = control.placement.allocations(data).await?.context("it is claimed")?;
+    assert_eq!(held.total().get("DISK_GB"), Some(&5));
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_snapshot_of_a_volume_stays_as_it_was_made_and_is_what_it_is_restored_from() -> Result<()> {
     let control = Control::start().await?;

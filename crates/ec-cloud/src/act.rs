@@ -5,7 +5,7 @@ use ec_model::{
     Record, Request, Rescue, Resize, State, Status, Workload, decode, input::LabelSelector,
 };
 use ec_plan::{
-    sizes::{reverted, under_way},
+    sizes::{of_disk, reverted, under_way},
     status::is_lost,
     verbs::{Change, IS_VOLUME, NOT_LOCKED, Verb, Verdict, Wish, judge},
     volumes::{Sides, made_of},
@@ -261,8 +261,8 @@ async fn wish(
 pub(crate) async fn can_be_made_of(cloud: &Cloud, known: &Known, image: &ImageRef) -> CloudResult<()> {
     let Some(source) = Source::of(cloud, image).await? else { return Ok(()) };
     source.is_on(known.node)?;
-    let size = known.record.as_ref().and_then(|record| record.spec.resources.get("DISK_GB"));
-    size.map_or(Ok(()), |gigabytes| source.fits(*gigabytes))
+    let claimed = known.record.as_ref().map(|record| of_disk(&record.spec.resources));
+    claimed.map_or(Ok(()), |claimed| source.fits_claim(known.instance, claimed))
 }
 
 /// Whether this may be asked for as all stands, or why not.

@@ -1,6 +1,9 @@
 //! What is asked for, checked before anything is asked or written: the room, and the guest that shall have it.
 
-use std::collections::{BTreeMap, HashMap};
+use std::{
+    borrow::Cow,
+    collections::{BTreeMap, HashMap},
+};
 
 use ec_model::{
     Alive, Blob, ImageRef, Instance, InstanceId, NodeId, Record, Request, ResourceQuery, Restart, Spec,
@@ -65,8 +68,8 @@ impl Guest {
 /// Room that is asked for, checked before anything is asked.
 #[derive(Debug, Clone)]
 pub struct Ask<'a> {
-    /// As it was asked for.
-    pub(crate) query: &'a ResourceQuery,
+    /// As it was asked for, with the disk of a copy.
+    pub(crate) query: Cow<'a, ResourceQuery>,
     /// The same, of the nodes that may be.
     pub(crate) plain: ResourceQuery,
     /// The same, without nodes that are marked as not to be used.
@@ -110,7 +113,7 @@ impl<'a> Ask<'a> {
         let (plain, asked) = (query.clone(), unmarked(query));
         let limit = limit_of(query, needs, what)?;
         Ok(Self {
-            query,
+            query: Cow::Borrowed(query),
             plain,
             asked,
             node: None,
@@ -137,20 +140,19 @@ impl<'a> Ask<'a> {
         Self { format: image.format(), ..self }
     }
 
-    /// The same where what it is made of lies, where only one node can do that.
+    /// The same where what it is made of lies, where only one node can do that, and with room for all of it.
     ///
     /// # Errors
-    /// There is nothing of that, or it is larger, or another node is asked for.
+    /// There is nothing of that, or it is larger, or nothing tells how large it is, or another node is asked for.
     pub async fn beside(self, cloud: &Cloud, image: &ImageRef) -> CloudResult<Self> {
         let Some(source) = Source::of(cloud, image).await? else { return Ok(self) };
-        // Without it, it is as large as what it is made of.
-        if let Some(gigabytes) = self.query.total().get(DISK) {
-            source.fits(*gigabytes)?;
-        }
-        match self.node {
-            Some(node) => source.is_on(node).map(|()| self),
-            None => self.on(source.node),
-        }
+        let node = self.node.unwrap_or(source.node);
+        source.is_on(node)?;
+        let query = match source.room(&self.query)? {
+            Some(query) => Cow::Owned(query),
+            None => self.query.clone(),
+        };
+        Self { query, ..self }.on(node)
     }
 
     /// The same where the volume lies that it is to boot from, where there is one, of whose agent that is understood.
@@ -183,7 +185,9 @@ impl<'a> Ask<'a> {
     pub fn on(self, node: NodeId) -> CloudResult<Self> {
         let plain = match self.query.pairs().iter().find(|(key, _)| key == IN_TREE) {
             None => self.query.also(IN_TREE, &node.to_string()),
-            Some((_, tree)) if tree.parse::<NodeId>().is_ok_and(|tree| tree == node) => self.query.clone(),
+            Some((_, tree)) if tree.parse::<NodeId>().is_ok_and(|tree| tree == node) => {
+                self.query.clone().into_owned()
+            }
             Some((_, tree)) => {
                 let why = format!("it is to be on node {node}, and its query has `{IN_TREE}={tree}`");
                 return Err(CloudError::Invalid(why));
@@ -203,7 +207,7 @@ impl<'a> Ask<'a> {
         let is_disk_alone = wanted.len() == 1;
         let plain = match is_disk_alone {
             true => self.query.also(IN_TREE, &storage.provider.to_string()),
-            false => self.query.clone(),
+            false => self.query.clone().into_owned(),
         };
         Ok(Self { asked: unmarked(&plain), plain, among_all: !is_disk_alone, ..self })
     }

@@ -19,7 +19,7 @@ const ASKED: usize = 64;
 
 /// Looks into placement and etcd once more, for the reason.
 pub async fn explain(cloud: &Cloud, ask: &Ask<'_>, seen: &NoRoom) -> CloudResult<Reasons> {
-    let mut demands = Demands::of(ask.query);
+    let mut demands = Demands::of(&ask.query);
     demands.forbidden.insert(DISABLED.to_owned());
     let nodes = cloud.keys.all_alive();
     let listing = cloud.store.list(&nodes).await?;

@@ -101,7 +101,7 @@ pub use select::{
     select_volumes,
 };
 pub use sizes::{settle, tend_claims};
-pub use source::{find_if_any, image_of, is_made, made_of};
+pub use source::{find_if_any, image_of, is_made, made_of, room_from};
 pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
 pub use tend::{Cleared, Tended, tend_instances, tend_nodes};
 pub use volume::{

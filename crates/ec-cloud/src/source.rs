@@ -1,6 +1,8 @@
 //! Disks that others are made copies of: only the node makes a copy that has what is copied.
 
-use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, NodeId, Workload};
+use std::borrow::Cow;
+
+use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, NodeId, ResourceQuery, Workload};
 use ec_plan::{
     sizes::{missed, of_disk},
     volumes,
@@ -82,6 +84,20 @@ pub async fn image_of(cloud: &Cloud, known: &Known) -> CloudResult<Option<ImageR
     Ok(spec.map(|spec| spec.image.clone()).filter(|image| !image.is_none()))
 }
 
+/// What room something takes that is made from this image: a copy is a whole disk, so where the query asks for none, as much as what is
+/// copied.
+///
+/// # Errors
+/// There is nothing to copy, it is larger than what is asked for, or nothing tells how large it is.
+pub async fn room_from<'a>(
+    cloud: &Cloud,
+    query: &'a ResourceQuery,
+    image: &ImageRef,
+) -> CloudResult<Cow<'a, ResourceQuery>> {
+    let room = Source::of(cloud, image).await?.map(|source| source.room(query)).transpose()?;
+    Ok(room.flatten().map_or(Cow::Borrowed(query), Cow::Owned))
+}
+
 /// One that may be gone.
 ///
 /// # Errors
@@ -147,6 +163,35 @@ impl Source {
         Err(CloudError::Invalid(format!(
             "{gigabytes} GB are too few for a copy of {kind} {}, which has {has}",
             self.disk
+        )))
+    }
+
+    /// The query with the disk of a copy, where it asks for none: that is a whole one, which stands on no image.
+    ///
+    /// # Errors
+    /// A copy of the size that it asks for would be too small, or nothing tells of which it would be.
+    pub(crate) fn room(&self, query: &ResourceQuery) -> CloudResult<Option<ResourceQuery>> {
+        if let Some(gigabytes) = query.total().get(DISK) {
+            return self.fits(*gigabytes).map(|()| None);
+        }
+        if self.gigabytes == 0 {
+            return Err(CloudError::Invalid(format!(
+                "no record tells how large {} {} is, and a copy of it is claimed in full: add how large it shall be to the query, for example `{DISK}:5`",
+                self.kind.word(),
+                self.disk
+            )));
+        }
+        query.with(DISK, self.gigabytes).map(Some).map_err(|error| CloudError::Invalid(error.to_string()))
+    }
+
+    /// An error where so many GiB that are claimed for a disk are too few to make it anew as a copy.
+    pub(crate) fn fits_claim(&self, instance: InstanceId, claimed: u64) -> CloudResult<()> {
+        if claimed > 0 {
+            return self.fits(claimed);
+        }
+        let gigabytes = if self.gigabytes == 0 { String::new() } else { format!(":{}", self.gigabytes) };
+        Err(CloudError::Refused(format!(
+            "the disk of {instance} is as large as its image, with nothing claimed for it, and a copy is claimed in full: `eschedule resize {instance}` gives it {DISK}{gigabytes} first"
         )))
     }
 

@@ -341,7 +341,9 @@ fn of_room(has: &str, wish: &Wished) -> Option<Other> {
         let (size, least) = (sizes::of_disk(&is.total()), sizes::of_disk(&wanted.total()));
         if but_disk(&is) == but_disk(&wanted) && size >= least {
             let why = format!("its disk has {size} GB, where the file says {least}, and never shrinks");
-            return (size > least).then_some(Other { needs_somebody: false, why });
+            // Of a copy for whose disk nothing is asked as much is claimed as what was copied has.
+            let is_said = least > 0 || wish.image.copied().is_none();
+            return (size > least && is_said).then_some(Other { needs_somebody: false, why });
         }
     }
     let why = format!(
@@ -637,6 +639,19 @@ mod tests {
         assert!(told(grown, more).starts_with("! its room"), "of all else");
         assert!(told(&format!("{grown}&required=A"), small).starts_with("! its room"), "a demand");
         assert!(told("resources=DISK_GB:9", "resources=DISK_GB:5").starts_with("= its disk"));
+    }
+
+    #[test]
+    fn a_copy_of_which_the_file_does_not_say_how_large_it_is_has_what_it_claimed() {
+        let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+        there.record.spec.query = "resources=VCPU:1,MEMORY_MB:1,DISK_GB:5".to_owned();
+        wished.query = "resources=VCPU:1,MEMORY_MB:1".to_owned();
+        assert_eq!(one(&wished, &there)[0].0, '=', "of an image it is told");
+        let copy = ImageRef::at("volume:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
+        (there.record.spec.image, wished.image) = (copy.clone(), copy);
+        assert_eq!(one(&wished, &there), []);
+        wished.query.push_str("&required=A");
+        assert_eq!(one(&wished, &there)[0].0, '!');
     }
 
     #[test]

@@ -152,3 +152,41 @@ async fn what_is_on_a_volume_is_lost_by_words_for_volumes_alone() {
     }
     delete_volume(&cloud, data).await.unwrap();
 }
+
+#[tokio::test]
+async fn a_copy_is_claimed_in_full_where_nobody_says_how_large_it_shall_be() {
+    use crate::{Verb, act};
+
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, data) = (world.cloud(), world.volume("data").await);
+    let place = async |name: &str, query: &str, image: &ImageRef| {
+        let guest = Guest { image: image.clone(), ..guest(Some(name)) };
+        let query = ResourceQuery::parse(query).unwrap();
+        let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+        let made = schedule(&cloud, &wanted, &world.stop).await?.unwrap();
+        world.active(made, "machine").await;
+        let record = world.under(&world.keys.instance(made.instance)).remove(0);
+        let spec = decode::<Instance>(&record.value).unwrap().spec;
+        Ok::<_, CloudError>((made.instance, spec.query, spec.resources.get("DISK_GB").copied()))
+    };
+    let (of, image) = (ImageRef::copy_of(&CopyOf::disk(Workload::Volume, data)), ImageRef::at("file:///x"));
+    let (_, query, claimed) = place("copy", QUERY, &of).await.unwrap();
+    assert_eq!((query, claimed), (format!("{QUERY},DISK_GB:2"), Some(2)));
+    let (_, _, claimed) = place("larger", &format!("{QUERY},DISK_GB:3"), &of).await.unwrap();
+    assert_eq!(claimed, Some(3));
+    let asked = ResourceQuery::parse(QUERY).unwrap();
+    let ask = Ask::new(&asked).unwrap().beside(&cloud, &of).await.unwrap();
+    assert!(ask.asked.total().contains_key("DISK_GB"), "that is what is looked for, too");
+    // Of an image it is as large as that, and nothing tells how large a copy of it would be.
+    let (plain, _, claimed) = place("plain", QUERY, &image).await.unwrap();
+    assert_eq!(claimed, None);
+    let unknown = ImageRef::copy_of(&CopyOf::disk(Workload::Machine, plain));
+    let error = place("unknown", QUERY, &unknown).await.unwrap_err().to_string();
+    assert!(error.contains("no record tells how large"), "{error}");
+    place("known", &format!("{QUERY},DISK_GB:1"), &unknown).await.unwrap();
+    // Nor is one made anew as a copy that nobody counts.
+    let error = act(&cloud, plain, &Verb::Rebuild(Some(of.clone()))).await.unwrap_err().to_string();
+    assert!(error.contains(&format!("`eschedule resize {plain}` gives it DISK_GB:2 first")), "{error}");
+    let (sized, ..) = place("sized", &format!("{QUERY},DISK_GB:2"), &image).await.unwrap();
+    act(&cloud, sized, &Verb::Rebuild(Some(of))).await.unwrap();
+}
