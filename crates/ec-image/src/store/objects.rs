@@ -37,6 +37,9 @@ pub(super) const SILENCE: Duration = Duration::from_secs(60);
 /// Amazon's first one: other makers of S3 take any.
 const REGION: &str = "us-east-1";
 
+/// By this file a directory is known from which the last image was taken away: whoever was killed right after that finds none there.
+const MARK: &str = "etcd-compute.images";
+
 /// What a store says, in a line: its client repeats in each of its errors what is below, and the store's whole document with it.
 pub(crate) fn told(error: &object_store::Error) -> String {
     if is_of_no_bucket(error) {
@@ -269,17 +272,27 @@ impl ImageStore {
         match &self.place {
             Place::Directory(directory) => {
                 let mut is_any = false;
+                let mark = directory.join(MARK);
                 // Who still sends it cannot put it in its place between the two.
-                for path in [part(directory, &name), directory.join(&name)] {
+                let paths = [part(directory, &name), directory.join(&name)];
+                if paths.iter().any(|path| path.symlink_metadata().is_ok()) {
+                    let marked = fs::File::create(&mark);
+                    marked.map_err(|source| StoreFailure::File {
+                        doing: "write",
+                        path: mark.clone(),
+                        source,
+                    })?;
+                }
+                for path in paths {
                     match fs::remove_file(&path) {
                         Ok(()) => is_any = true,
                         Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                         Err(source) => return Err(StoreFailure::File { doing: "remove", path, source }),
                     }
                 }
-                // Where others lie this one is gone; of what is not mounted nobody knows.
+                // Where others lie, or lay, this one is gone; of what is not mounted nobody knows.
                 let all_came = image.size.is_some();
-                if all_came && !is_any && self.images().await?.is_empty() {
+                if all_came && !is_any && !mark.exists() && self.images().await?.is_empty() {
                     return Err(StoreFailure::NotThere { path: directory.clone(), images: 1, one: name });
                 }
                 Ok(())
@@ -549,6 +562,10 @@ mod tests {
         store.remove(&other).await.unwrap();
         store.remove(&last).await.unwrap();
         assert!(store.images().await.unwrap().is_empty());
+        // Killed before its record went, and said again.
+        store.remove(&last).await.unwrap();
+        fs::remove_dir_all(&path).unwrap();
+        store.remove(&last).await.unwrap_err();
     }
 
     #[tokio::test]
