@@ -40,8 +40,8 @@ impl Way {
         Ok(PlacementClient::new(&config)?.over(Arc::new(way)))
     }
 
-    /// Has a replica answer; what it has begun it ends, whoever waits.
-    pub(crate) async fn ask(&self, request: Request) -> Result<Answer, String> {
+    /// Has a replica answer; what it has begun it ends, whoever waits. Whether anybody hears that, its fate says.
+    pub(crate) async fn ask(&self, request: Request, is_heard: bool) -> Result<Answer, String> {
         let question = Question::of(&self.world, &request);
         if let Some(question) = &question {
             self.world.judge(|referee, _| referee.asked(self.actor, question));
@@ -77,7 +77,12 @@ impl Way {
             answer = answering => {
                 let answer = answer.map_err(|error| error.to_string())?;
                 if let Some(question) = &question {
-                    self.world.judge(|referee, world| referee.answered(world, self.actor, question, &answer));
+                    self.world.judge(|referee, world| {
+                        referee.answered(world, self.actor, question, &answer);
+                        if is_heard {
+                            referee.heard(world, self.actor, question, &answer);
+                        }
+                    });
                 }
                 Ok(answer)
             }
@@ -92,7 +97,7 @@ impl Way {
         let snagged = self.world.snagged(self.actor, &self.life, std::slice::from_ref(&told)).await;
         match snagged.unwrap_or_else(|| self.fate()) {
             Fate::Arrives => {
-                let answer = self.ask(request).await;
+                let answer = self.ask(request, true).await;
                 self.world.way().await;
                 answer
             }
@@ -107,13 +112,13 @@ impl Way {
                 Err("the request was lost".into())
             }
             Fate::LosesItsAnswer => {
-                self.ask(request).await.ok();
+                self.ask(request, false).await.ok();
                 self.world.log(self.actor, format!("lost the answer of placement to {told}"));
                 Err("connection reset by peer".into())
             }
             Fate::IsRepeated => {
-                self.ask(request.clone()).await.ok();
-                let answer = self.ask(request).await;
+                self.ask(request.clone(), false).await.ok();
+                let answer = self.ask(request, true).await;
                 self.world.way().await;
                 answer
             }
@@ -121,13 +126,13 @@ impl Way {
                 let way = self.clone();
                 tokio::spawn(async move {
                     sleep(by).await;
-                    way.ask(request).await.ok();
+                    way.ask(request, false).await.ok();
                 });
                 sleep(TIMEOUT).await;
                 Err("no answer in time".into())
             }
             Fate::Kills | Fate::KillsAfterwards => {
-                self.ask(request).await.ok();
+                self.ask(request, false).await.ok();
                 self.world.end(self.actor, &self.life).await;
                 Err("the caller is dead".into())
             }

@@ -133,10 +133,6 @@ impl Referee {
         let code = body["errors"][0]["code"].as_str().unwrap_or_default();
         let wrong = match question.about {
             About::Consumer(instance) => {
-                if let (Actor::Agent(node, _), 200) = (actor, status) {
-                    let has_none = body["allocations"][node.to_string()].is_null();
-                    self.known.entry(instance).or_default().told_unclaimed = has_none.then_some(node);
-                }
                 let is = generation(consumer(world, instance).as_ref());
                 let told = body["consumer_generation"].as_i64();
                 (status == 200 && told != is)
@@ -206,6 +202,21 @@ impl Referee {
         if let Some(wrong) = wrong {
             self.found(format!("{actor} was told by placement that {wrong}"));
         }
+    }
+
+    /// An answer is on its way to whoever asked, and comes there.
+    pub(crate) fn heard(&mut self, world: &World, actor: Actor, question: &Question, answer: &Answer) {
+        if moment(world) != question.asked_at || has_damage(world) {
+            return;
+        }
+        let (Actor::Agent(node, _), About::Consumer(instance), 200) =
+            (actor, &question.about, answer.status.as_u16())
+        else {
+            return;
+        };
+        let body: Value = serde_json::from_slice(&answer.body).unwrap_or_default();
+        let has_none = body["allocations"][node.to_string()].is_null();
+        self.known.entry(*instance).or_default().told_unclaimed = has_none.then_some(node);
     }
 
     /// Nothing is started by a node that was told that nothing is claimed for it there, and has not claimed it since.

@@ -369,7 +369,7 @@ impl Stage {
         headers.insert("x-auth-token", token);
         headers.insert("openstack-api-version", HeaderValue::from_static("placement 1.39"));
         let way = Way { world: Arc::clone(&self.world), actor: Actor::Nemesis, life: Life::new() };
-        match way.ask(Request { method, url, headers, body }).await {
+        match way.ask(Request { method, url, headers, body }, true).await {
             Ok(answer) => {
                 let status = answer.status.as_u16();
                 (status, serde_json::from_slice(&answer.body).unwrap_or_default())
