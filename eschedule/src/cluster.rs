@@ -5,14 +5,15 @@ mod backup;
 mod files;
 
 use std::{
+    collections::HashSet,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
 };
 
 use clap::{Args, Subcommand};
-use ec_cloud::{CloudError, Membership, Part, ROOT};
-use ec_model::{NodeId, encode, input::is_hostname};
+use ec_cloud::{CloudError, CloudResult, Membership, Part, ROOT, forget, node_to_forget};
+use ec_model::{NodeId, RequestId, encode, input::is_hostname};
 use ec_pki::{Access, Bundle, new_token};
 use ec_runtime::exit::{Failure, UNREACHABLE, tell};
 use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store};
@@ -26,8 +27,9 @@ pub(crate) use self::{
 };
 use crate::{
     cli::Output,
-    config::{Settings, with_ended},
-    output,
+    config::{Session, Settings, with_ended},
+    output::{self, Deleted},
+    several::Told,
 };
 
 /// Where what belongs to the cluster lies on the host that it is administered from.
@@ -58,7 +60,10 @@ Examples:
   eschedule node revoke host1
       lets it in no more, neither into etcd nor into placement, and puts its certificate on etcd's
       list of revoked ones; its guests run on. Connections that it has at that moment end when etcd
-      is started anew";
+      is started anew
+  eschedule node forget host1
+      a host that will never come back, once `eschedule destroy` and `eschedule volume delete` were
+      said of all that was there: takes away what its agent would have, in etcd and placement";
 
 pub(crate) const BACKUPS: &str = "\
 Examples:
@@ -173,12 +178,26 @@ pub(crate) enum NodeCommand {
         #[command(flatten)]
         place: Administered,
     },
+    /// Forget nodes that will never come back and of which nothing is wanted any more
+    ///
+    /// Refused where a node's agent is alive, or an instance or a volume is to be there: only its user ends one. Where etcd asks who
+    /// somebody is, this is for the administrator. Without a cluster that `cluster init` made, it is for whoever schedule.yaml says.
+    Forget {
+        /// By name or uuid
+        #[arg(value_name = "NODE", required = true)]
+        nodes: Vec<String>,
+        #[command(flatten)]
+        place: Administered,
+    },
 }
 
 impl NodeCommand {
     fn place(&self) -> &Administered {
         match self {
-            Self::Add { place, .. } | Self::List { place } | Self::Revoke { place, .. } => place,
+            Self::Add { place, .. }
+            | Self::List { place }
+            | Self::Revoke { place, .. }
+            | Self::Forget { place, .. } => place,
         }
     }
 }
@@ -292,14 +311,20 @@ async fn on_cluster(command: ClusterCommand, config: Option<&Named>, output: Out
 pub(crate) async fn node(
     command: NodeCommand,
     config: Option<&Named>,
+    request_id: Option<RequestId>,
     output: Output,
 ) -> Result<(), Failure> {
     let files = Directory::new(command.place().directory());
-    let done = on_nodes(command, config, output).await;
+    let done = on_nodes(command, config, request_id, output).await;
     done.map_err(|failure| with_ended(failure, &files.ended()))
 }
 
-async fn on_nodes(command: NodeCommand, config: Option<&Named>, output: Output) -> Result<(), Failure> {
+async fn on_nodes(
+    command: NodeCommand,
+    config: Option<&Named>,
+    request_id: Option<RequestId>,
+    output: Output,
+) -> Result<(), Failure> {
     match command {
         NodeCommand::Add { name, hosts, uuid, again, out, place } => {
             let out = out.unwrap_or_else(|| PathBuf::from(format!("{name}.bundle")));
@@ -325,7 +350,51 @@ async fn on_nodes(command: NodeCommand, config: Option<&Named>, output: Output) 
         NodeCommand::Revoke { name, place } => {
             Cluster::open(place.meant(config)?).await?.revoke(&name, output).await
         }
+        NodeCommand::Forget { nodes, place } => {
+            let (settings, membership) = if Directory::new(place.directory()).expect().is_ok() {
+                let cluster = Cluster::open(place.meant(config)?).await?;
+                (cluster.settings, Some(cluster.membership))
+            } else {
+                (Settings::load(config.map(|(_, file)| file.as_path()))?, None)
+            };
+            let session = Session::open(Settings { request_id, ..settings }).await?;
+            forget_each(&session, membership.as_ref(), &nodes, output).await
+        }
     }
+}
+
+/// Forgets each. One that is refused does not keep the others from being forgotten.
+async fn forget_each(
+    session: &Session,
+    membership: Option<&Membership>,
+    nodes: &[String],
+    output: Output,
+) -> Result<(), Failure> {
+    let of_failed = |word: &str, _, why: &str| Deleted::failed(&session.cloud, word, why);
+    let mut told = Told::new(output, nodes.len() == 1, &of_failed);
+    let mut said = HashSet::new();
+    for word in nodes.iter().filter(|word| said.insert(*word)) {
+        match forget_one(session, membership, word).await {
+            Ok(()) => told.tell(Deleted::one(&session.cloud, "NODE", word, "DELETED")),
+            Err(error) => told.fail(word, &session.failed(error)),
+        }
+    }
+    told.end()
+}
+
+async fn forget_one(session: &Session, membership: Option<&Membership>, word: &str) -> CloudResult<()> {
+    let node = node_to_forget(&session.cloud, word).await?;
+    forget(&session.cloud, node).await?;
+    let members = match membership {
+        Some(membership) => membership.nodes().await?,
+        None => Vec::new(),
+    };
+    for (name, _) in members.iter().filter(|(_, member)| *member == node) {
+        tell(&format!(
+            "eschedule: node {name} is still let in, should it come back: `eschedule node revoke {name}` ends that"
+        ));
+    }
+    Ok(())
 }
 
 async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) -> Result<(), Failure> {
@@ -432,15 +501,15 @@ impl Cluster {
         let files = Directory::new(directory);
         files.expect()?;
         files.expect_made("schedule.yaml")?;
-        let settings = Settings::load(Some(&files.schedule()))?;
+        let mut settings = Settings::load(Some(&files.schedule()))?;
         let client = Some(files.pair(ROOT));
-        let etcd = EtcdConfig {
+        settings.etcd = EtcdConfig {
             user: None,
             password: None,
             tls: Some(EtcdTls { ca_cert: files.authority(), client }),
-            ..settings.etcd.clone()
+            ..settings.etcd
         };
-        let store = Arc::new(EtcdStore::connect(etcd).await?);
+        let store = Arc::new(EtcdStore::connect(settings.etcd.clone()).await?);
         let membership = Membership::new(store.clone(), settings.keys.clone());
         Ok(Self { files, settings, store, membership })
     }

@@ -81,9 +81,9 @@ fn command() -> Command {
 }
 
 fn knowing(command: Command) -> Command {
-    let is_rebuild = command.get_name() == "rebuild";
+    let name = command.get_name().to_owned();
     command
-        .mut_args(|arg| match value(&arg).and_then(|value| completer(&of_several(is_rebuild, &arg, value))) {
+        .mut_args(|arg| match value(&arg).and_then(|value| completer(&meant(&name, &arg, value))) {
             Some(completer) => arg.add(completer),
             None => arg,
         })
@@ -95,9 +95,14 @@ fn value(arg: &Arg) -> Option<String> {
     arg.get_value_names()?.first().map(ToString::to_string)
 }
 
-/// Behind its instance `rebuild` takes an image, and nobody is told which of the words is typed.
-fn of_several(is_rebuild: bool, arg: &Arg, value: String) -> String {
-    if is_rebuild && arg.get_id() == "words" { "INSTANCE|IMAGE".to_owned() } else { value }
+/// What a command takes that calls it otherwise: `rebuild` takes an image behind its instance, and nobody is told which of the words is
+/// typed; `forget` takes no node that is alive.
+fn meant(command: &str, arg: &Arg, value: String) -> String {
+    match (command, value.as_str()) {
+        ("rebuild", _) if arg.get_id() == "words" => "INSTANCE|IMAGE".to_owned(),
+        ("forget", "NODE") => "NODE that is gone".to_owned(),
+        _ => value,
+    }
 }
 
 fn completer(value: &str) -> Option<ArgValueCompleter> {
@@ -123,6 +128,10 @@ fn completer(value: &str) -> Option<ArgValueCompleter> {
         "NODE" => asking(async |session, _| {
             let nodes = ec_cloud::named_nodes(&session.cloud).await?;
             Ok(nodes.all().into_iter().map(str::to_owned).collect())
+        }),
+        "NODE that is gone" => asking(async |session, _| {
+            let nodes = ec_cloud::named_nodes(&session.cloud).await?;
+            Ok(nodes.gone().into_iter().map(str::to_owned).collect())
         }),
         "FLAVOR" => asking(async |session, _| {
             let flavors = ec_cloud::flavors(&session.cloud).await?;

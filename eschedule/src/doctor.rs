@@ -419,13 +419,16 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
     let part = format!("node {}", node_called(node));
     if node.revoked {
         let found = format!("it was revoked, and {}", holds(node));
-        let mend =
-            "`eschedule node add --uuid` lets it in again, which ends what `eschedule destroy` was said of";
+        let mend = "`eschedule node add --uuid` lets it in again, which ends what `eschedule destroy` was said of; `eschedule node forget` concludes that without it";
         return vec![Finding::failed(part, found, mend)];
     }
     if !node.alive {
         let found = format!("its agent is not alive, and {}", holds(node));
-        let mend = "start `ecompute` there; `ecompute --check` tells what is in its way. One that never comes back can be forgotten: docs/operations.md, Nodes";
+        let mend = format!(
+            "start `ecompute` there; `ecompute --check` tells what is in its way. One that never comes back: end what was there \
+             (`eschedule list --node {node}`, `eschedule volume list --node {node}`), then `eschedule node forget {node}`",
+            node = node_called(node)
+        );
         return vec![Finding::failed(part, found, mend)];
     }
     // Who is alive told its release, if anybody can read it.

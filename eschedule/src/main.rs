@@ -35,6 +35,7 @@ use std::{fs, path::Path, process::ExitCode, time::Duration};
 
 use clap::CommandFactory;
 use cli::{Cli, Command, Output};
+use cluster::NodeCommand;
 use config::{Session, Settings, with_ended};
 use ec_model::ResourceQuery;
 use ec_runtime::{
@@ -104,9 +105,13 @@ async fn command(cli: Cli) -> Result<(), Failure> {
         _ => {}
     }
     // What they write is of no command that anybody follows.
-    if cli.request_id.is_some() && matches!(cli.command, Some(Command::Cluster(_) | Command::Node(_))) {
+    let has_no_id = match &cli.command {
+        Some(Command::Node(command)) => !matches!(command, NodeCommand::Forget { .. }),
+        command => matches!(command, Some(Command::Cluster(_))),
+    };
+    if cli.request_id.is_some() && has_no_id {
         return Err(Failure::usage(
-            "--request-id goes with none of `cluster` and `node`: what they do has no id",
+            "--request-id goes with none of `cluster` and, but for `node forget`, `node`: what they do has no id",
         ));
     }
     let named = cli.named();
@@ -115,7 +120,9 @@ async fn command(cli: Cli) -> Result<(), Failure> {
         Some(Command::Cluster(command)) => {
             return cluster::cluster(command, named.as_ref(), output).await;
         }
-        Some(Command::Node(command)) => return cluster::node(command, named.as_ref(), output).await,
+        Some(Command::Node(command)) => {
+            return cluster::node(command, named.as_ref(), cli.request_id, output).await;
+        }
         command => command,
     };
     let config = named.as_ref().map(|(_, file)| file.as_path());

@@ -464,6 +464,29 @@ async fn a_cluster_begins_grows_by_bundles_and_a_stolen_one_opens_nothing_of_ano
         serde_json::from_slice(&root.get(&keys.node(thief.node)).await?.0.context("gone")?.value)?;
     assert_eq!(marked["revoked"], true, "{marked}");
     host.refused(&["node", "revoke", "host2"], 1, "there is no node")?;
+    // Who may not take away what only agents write is told who may.
+    let config = host.file("cluster/schedule.yaml");
+    let denied = Command::new(program("eschedule"))
+        .arg("--config")
+        .arg(config)
+        .args(["node", "forget", "host2"])
+        .output()?;
+    let said = String::from_utf8(denied.stderr)?;
+    ensure!(denied.status.code() == Some(1) && said.contains("by the administrator alone"), "{said}");
+    assert_eq!(said.lines().count(), 1, "{said}");
+    // What is left of it but the mark is forgotten by its name, through the cluster's own TLS and token; again, too.
+    for _ in 0..2 {
+        let forgotten = host.administer(&["node", "forget", "host2", "-o", "json"])?;
+        let said = String::from_utf8(forgotten.stderr)?;
+        ensure!(forgotten.status.success() && said.contains("stays marked as revoked"), "{said}");
+        let told: Value = serde_json::from_slice(&forgotten.stdout)?;
+        assert_eq!((&told["deleted"], &told["state"]), (&json!("host2"), &json!("DELETED")), "{told}");
+        ensure!(told["request_id"].is_string(), "{told}");
+    }
+    ensure!(root.get(&keys.node(thief.node)).await?.0.is_some(), "the mark stays");
+    let (status, document) = honest.ask(Method::GET, &own, None).await?;
+    ensure!(status == 404, "its provider is gone: {status} {document}");
+    host.refused(&["node", "forget", "host1"], 1, "its agent is alive")?;
     let late = etcd.txn(Txn::new().put(keys.status(thief.node, web), "{}")).await;
     ensure!(late.is_err(), "a connection that was open before lets in no more");
     ensure!(thief.etcd().await?.get(&keys.node(thief.node)).await.is_err());

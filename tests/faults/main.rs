@@ -23,6 +23,7 @@ mod cli_words;
 mod cluster;
 mod controller;
 mod etcd_roles;
+mod forget;
 mod guests_isolation;
 mod guests_two_agents;
 mod heal;

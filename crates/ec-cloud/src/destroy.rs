@@ -18,7 +18,7 @@ use crate::{
     select::in_words,
     source::kind_of,
     storage::storage_of,
-    volume::refuse_attached,
+    volume::refuse_missed,
 };
 
 /// Another writer changed the request in between so often: something is wrong with the cluster.
@@ -176,7 +176,7 @@ pub(crate) async fn destroy_as(
         let is_machine = kind_of(&known) == Some(Workload::Machine);
         let is_guarded = !planted("volume-deleted-in-use");
         if is_guarded && (!is_machine || is_forgotten) {
-            refuse_attached(cloud, &known).await?;
+            refuse_missed(cloud, &known).await?;
         }
         if is_guarded && !is_machine {
             refuse_elsewhere(cloud, &known, "destroy").await?;

@@ -14,6 +14,7 @@
 //!   image: the catalogue of images              catalog: flavors and keypairs
 //!   group: groups, and what their policies demand of a placement
 //!   volume: disks with a life of their own, and which machine has them
+//!   forget: what its agent would have done, of a node that will never come back
 //!   tend: what nobody else is there to do      members, rights: who belongs to the cloud, and may do what
 //! ```
 //!
@@ -28,6 +29,7 @@ mod catalog;
 mod destroy;
 mod error;
 mod explain;
+mod forget;
 mod group;
 mod heal;
 mod history;
@@ -76,6 +78,7 @@ pub use ec_plan::{
 };
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
+pub use forget::{forget, node_to_forget};
 pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
 pub use heal::{Healed, Outcome, heal, unrecorded};
 pub use history::history;

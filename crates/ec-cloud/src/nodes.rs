@@ -243,7 +243,7 @@ fn view(
     }
 }
 
-fn counted(instances: usize, volumes: usize) -> String {
+pub(crate) fn counted(instances: usize, volumes: usize) -> String {
     let of = |count: usize, word: &str| match count {
         1 => format!("1 {word}"),
         count => format!("{count} {word}s"),

@@ -245,9 +245,29 @@ impl NodeNames {
         if alive.is_empty() { among(&self.recorded) } else { alive }
     }
 
+    /// The names of nodes that are not alive.
+    pub fn gone(&self) -> BTreeSet<&str> {
+        let gone = self.recorded.iter().filter(|(node, _)| !self.is_alive(*node));
+        gone.map(|(_, name)| name.as_str()).collect()
+    }
+
+    fn is_alive(&self, node: NodeId) -> bool {
+        self.alive.iter().any(|(alive, _)| *alive == node)
+    }
+
     /// The node that is called so, or else whose uuid begins so.
     fn node(&self, text: &str) -> CloudResult<NodeId> {
-        let mut found = self.bearers(text);
+        self.one_of(self.bearers(text), text)
+    }
+
+    /// The same; of those of that name the ones that are not alive come first.
+    pub(crate) fn gone_first(&self, text: &str) -> CloudResult<NodeId> {
+        let gone = self.recorded.iter().filter(|(node, called)| called == text && !self.is_alive(*node));
+        let gone: BTreeSet<NodeId> = gone.map(|(node, _)| *node).collect();
+        if gone.is_empty() { self.node(text) } else { self.one_of(gone, text) }
+    }
+
+    fn one_of(&self, mut found: BTreeSet<NodeId>, text: &str) -> CloudResult<NodeId> {
         let beginning = text.to_ascii_lowercase();
         if found.is_empty() && is_beginning(&beginning) {
             let all = self.alive.union(&self.recorded).map(|(node, _)| *node);

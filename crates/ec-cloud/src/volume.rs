@@ -795,18 +795,38 @@ async fn given_to(
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
     let volume = disk.instance;
+    let Some(holder) = holder_now(cloud, disk).await? else { return Ok(()) };
+    let way = way_off(cloud, holder, volume).await;
+    Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
+}
+
+/// An error where a machine has this volume that would miss it. One whose user has ended it, and whose agent is not there to do that,
+/// has it for as long, which may be for ever: both go by the time that agent is back.
+pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
+    if let Some(holder) = holder_now(cloud, disk).await?
+        && let Ok(Found::Placed(machine)) = find(cloud, holder).await
+        && machine.is_doomed()
+        && !machine.node_alive
+    {
+        return Ok(());
+    }
+    refuse_attached(cloud, disk).await
+}
+
+/// The machine that has this volume.
+async fn holder_now(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> {
+    let volume = disk.instance;
     let holder = match given_to(cloud, volume, disk.record.as_ref()).await? {
         // Of a machine that etcd lost, too, only its node tells.
         None if disk.record.is_none() => known_to_have(cloud, disk.node, volume).await?,
         holder => holder,
     };
-    let Some(holder) = holder else { return Ok(()) };
+    let Some(holder) = holder else { return Ok(None) };
     // What only the machine tells of is no old word.
     if disk.record.is_some() && lost_by(cloud, holder, volume).await?.is_some() {
-        return Ok(());
+        return Ok(None);
     }
-    let way = way_off(cloud, holder, volume).await;
-    Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
+    Ok(Some(holder))
 }
 
 /// How a machine that has a volume comes to have it no more.

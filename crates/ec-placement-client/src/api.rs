@@ -50,6 +50,10 @@ pub trait Placement: Send + Sync {
     /// A provider, where there is such a one.
     async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>>;
 
+    /// Takes a provider away; that there is none is no error. [`crate::PlacementError::Conflict`] where something of it is
+    /// claimed, or it is the parent of others.
+    async fn delete_provider(&self, provider: NodeId) -> PlacementResult<()>;
+
     /// What a provider has, by resource class.
     async fn inventory(&self, node: NodeId) -> PlacementResult<BTreeMap<String, Inventory>>;
 
@@ -123,6 +127,10 @@ impl Placement for PlacementClient {
 
     async fn provider(&self, provider: NodeId) -> PlacementResult<Option<Provider>> {
         Self::provider(self, provider).await
+    }
+
+    async fn delete_provider(&self, provider: NodeId) -> PlacementResult<()> {
+        Self::delete_provider(self, provider).await
     }
 
     async fn inventory(&self, node: NodeId) -> PlacementResult<BTreeMap<String, Inventory>> {

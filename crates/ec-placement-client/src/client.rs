@@ -265,6 +265,15 @@ impl PlacementClient {
         }
     }
 
+    /// Takes a provider away; that there is none is no error. [`PlacementError::Conflict`] where something of it is claimed, or it is
+    /// the parent of others.
+    pub async fn delete_provider(&self, provider: NodeId) -> PlacementResult<()> {
+        match self.wire.send(Method::DELETE, &format!("resource_providers/{provider}"), None).await {
+            Ok(_) | Err(PlacementError::NotFound(_)) => Ok(()),
+            Err(error) => Err(error),
+        }
+    }
+
     /// All providers.
     pub async fn providers(&self) -> PlacementResult<Vec<Provider>> {
         let body: ProvidersBody = self.wire.get("resource_providers", NO_QUERY).await?;

@@ -26,6 +26,7 @@ pub mod choice;
 pub mod engine;
 mod facts;
 pub mod fleet;
+pub mod forget;
 pub mod heal;
 pub mod history;
 pub mod host;

@@ -248,6 +248,10 @@ impl Placement for Rooms {
         Ok(BTreeSet::new())
     }
 
+    async fn delete_provider(&self, _: NodeId) -> PlacementResult<()> {
+        Ok(())
+    }
+
     async fn mark_down(&self, _: NodeId, _: bool) -> PlacementResult<bool> {
         Ok(false)
     }
