@@ -293,6 +293,12 @@ async fn a_shell_completes_what_the_cluster_has_by_name() -> Result<()> {
     assert_eq!(offered(&control, &["run", "x", "--flavor", "s"])?, ["small"]);
     assert_eq!(offered(&control, &["run", "x", "--image", ""])?, ["debian"]);
     assert_eq!(offered(&control, &["list", "--node", "ho"])?, ["host-a"]);
+    // Nobody forgets one that is alive.
+    let gone = ec_model::NodeId::new(uuid::Uuid::new_v4());
+    let record = serde_json::json!({"version": 1, "node": gone, "name": "host-gone", "created_at": "2026-01-01T00:00:00Z"});
+    control.put(control.keys.node(gone), record.to_string()).await?;
+    assert_eq!(offered(&control, &["node", "forget", "ho"])?, ["host-gone"]);
+    control.delete(control.keys.node(gone)).await?;
     // Volumes and snapshots, each where it is meant; disks where they can be copied; an image behind an instance.
     let data: Value =
         serde_json::from_str(&control.done(&["volume", "create", "data", "--size", "1", "-o", "json"])?)?;

@@ -128,7 +128,7 @@ async fn a_node_of_which_anything_is_wanted_is_not_forgotten() -> Result<()> {
     lost.dies(&control).await?;
     lost.refused(&control, &["its agent is alive"]).await?;
     control.delete(keys.agent(node)).await?;
-    let ends = "`eschedule destroy`, and then `eschedule volume delete`, ends them";
+    let ends = "`eschedule destroy`, and then `eschedule volume delete`, ends that";
     lost.refused(&control, &["2 instances and 1 volume (", "h1-web", "h1-db", "h1-data", ends]).await?;
 
     // A record without a request is wanted, and so is what is told of without both.
@@ -225,6 +225,12 @@ async fn claims_that_are_somebodys_keep_the_provider_and_shared_storage_stays() 
     let lost = host(&control, "h1").await?;
     let storage = SharedStorage::named("pool");
     control.placement.join_shared(&storage, lost.node).await?;
+    // There its volume lies, and nothing of that is claimed of the node.
+    let inventory = [("DISK_GB".to_owned(), ec_tests::control::all_of(9))].into();
+    control.placement.set_inventory(storage.provider, &inventory).await?;
+    let claimed = [(storage.provider, [("DISK_GB".to_owned(), 1)].into())].into();
+    control.placement.release(lost.data).await?;
+    control.placement.claim_exact(lost.data, &claimed, "default", "default").await?;
     lost.dies(&control).await?;
     lost.ends(&control)?;
     // A command is about to place something, as far as anybody can tell.
@@ -238,8 +244,19 @@ async fn claims_that_are_somebodys_keep_the_provider_and_shared_storage_stays() 
     control.delete(control.keys.instance(lost.leaked)).await?;
     ensure!(lost.forget(&control)?.status.success(), "by its name still");
     lost.is_gone(&control, &[]).await?;
-    let refused = control.eschedule(&["node", "forget", &storage.provider.to_string()])?;
-    assert_eq!(refused.status.code(), Some(1), "{refused:?}");
+    // Whatever somebody wrote of it.
+    let record =
+        json!({"version": 1, "node": storage.provider, "name": "pool", "created_at": Timestamp::now()});
+    for (wanted, value) in
+        [("which may be anybody's", None), ("no node, but storage", Some(record.to_string()))]
+    {
+        if let Some(value) = value {
+            control.put(control.keys.node(storage.provider), value).await?;
+        }
+        let refused = control.eschedule(&["node", "forget", &storage.provider.to_string()])?;
+        let said = String::from_utf8(refused.stderr)?;
+        ensure!(refused.status.code() == Some(1) && said.contains(wanted), "{said}");
+    }
     ensure!(control.placement.provider(storage.provider).await?.is_some());
     Ok(())
 }

@@ -356,6 +356,24 @@ mod tests {
     }
 
     #[test]
+    fn who_is_forgotten_is_not_whoever_bears_the_name_now() {
+        let [old, new, other] = [1, 2, 3].map(|number| NodeId::new(uuid::Uuid::from_u128(number)));
+        let named =
+            |all: &[(NodeId, &str)]| all.iter().map(|(node, name)| (*node, (*name).to_owned())).collect();
+        let nodes = NodeNames {
+            alive: named(&[(new, "h1"), (other, "h2")]),
+            recorded: named(&[(old, "h1"), (new, "h1"), (other, "h2")]),
+        };
+        assert_eq!(nodes.node("h1").unwrap(), new);
+        assert_eq!(nodes.gone_first("h1").unwrap(), old);
+        assert_eq!(nodes.gone_first("h2").unwrap(), other, "which is told to be alive");
+        assert!(matches!(nodes.gone_first("h3"), Err(CloudError::NotFound(_))));
+        assert_eq!(nodes.gone(), ["h1"].into());
+        let two = NodeNames { recorded: named(&[(old, "h1"), (new, "h1")]), ..NodeNames::default() };
+        assert!(matches!(two.gone_first("h1"), Err(CloudError::Invalid(_))));
+    }
+
+    #[test]
     fn a_filter_takes_what_all_that_it_says_holds_of() {
         let took = |filter: Filter| names(&page(all(), &filter, SortBy::Name, None, None).unwrap());
         let (none, whose) = (Filter::default, Whose::default);
