@@ -314,7 +314,7 @@ fn fits(
         return Err((
             FAILED,
             format!(
-                "the name `{name}` belongs to resource provider {}, not to {me}: set another `name`, or `uuid: {}` to take it over, or delete that provider",
+                "the name `{name}` belongs to resource provider {}, not to {me}: set another `name`, or `uuid: {}` to take it over, or delete that provider (`eschedule node forget`, where it is of a node that will never come back)",
                 owner.uuid, owner.uuid
             ),
         ));
