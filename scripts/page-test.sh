@@ -356,6 +356,7 @@ beside+=($!)
 change_h2() { in_machine h1 eschedule lock on-h2 && in_machine h1 eschedule unlock on-h2; }
 h3_hears() { change_h2 && [ -s "$work/watched" ]; }
 until_done 30 "h3 hears of a change to h2's guest" h3_hears
+in_machine h1 eschedule volume create beside-h3 --size 1 --node h3 --wait >/dev/null || die "no volume on h3"
 follow '### A host is lost or was taken over'
 for host in h1 h2; do until_done 60 "$host goes on" node_is $host True False; done
 # Its client goes on trying, and hears nothing.
@@ -385,4 +386,14 @@ until_done 60 "the cluster's own are good" nodes
   die "the copied token is good"
 for host in h1 h2; do until_done 60 "$host goes on" node_is $host True False; done
 say "copied credentials of the command line open nothing any more"
+
+cut_power h3
+follow '### A host will never come back'
+[ "$(nodes | field "[n['name'] for n in d if n['node'] == '$n3']")" = '[]' ] || die "h3 is a node still"
+[ "$(in_machine h1 eschedule list --node "$n3" -o name 2>/dev/null)" = '' ] || die "h3 has instances still"
+own=(--cacert "$ca" --cert "$(etc h1 eschedule.pem)" --key "$(etc h1 eschedule.key)" -H "X-Auth-Token: $(<"$(etc h1 eschedule.token)")")
+[ "$(code "${own[@]}" "$provider/$n3")" = 404 ] || die "placement has h3 still"
+[ "$(code "${own[@]}" "$provider/$n2")" = 200 ] || die "placement does not have h2"
+for host in h1 h2; do until_done 60 "$host goes on" node_is $host True False; done
+say "h3, which never comes back, is forgotten"
 echo "page-test: passed in $SECONDS s"
