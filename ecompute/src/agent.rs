@@ -170,6 +170,7 @@ pub async fn assemble(
         registered: watch::Sender::default(),
         calls,
         health: Asked::default(),
+        disks_began: Arc::default(),
         capacity: Asked::default(),
         measured: Mutex::default(),
         metadata: Arc::new(Account::default()),

@@ -55,6 +55,8 @@ pub struct Parts {
     pub troubles: watch::Sender<Vec<Trouble>>,
     /// What was measured of its file systems, for that.
     pub(crate) health: Asked<Measured>,
+    /// In which directory guests' disks were first looked for: its inode.
+    pub(crate) disks_began: Arc<OnceLock<u64>>,
     /// What was measured of what it has to give, and whether its storage was there.
     pub(crate) capacity: Asked<Capacity>,
     /// What of that could be measured last.

@@ -1,11 +1,9 @@
 //! Content that is no disk for us, told by its first bytes, so that its name can be said.
 
-use crate::Refusal;
+use crate::{Packing, Refusal};
 
+/// Beside what is unpacked.
 const COMPRESSED: &[(&[u8], &str)] = &[
-    (b"\x1f\x8b", "gzip"),
-    (b"\xfd7zXZ\0", "xz"),
-    (b"\x28\xb5\x2f\xfd", "zstd"),
     (b"BZh", "bzip2"),
     (b"\x04\x22\x4d\x18", "lz4"),
     (b"PK\x03\x04", "zip"),
@@ -43,8 +41,9 @@ pub(crate) fn refusal(header: &[u8]) -> Option<Refusal> {
     if let Some((_, _, name)) = FOREIGN.iter().find(|(offset, magic, _)| has((*offset, magic))) {
         return Some(Refusal::Foreign { format: name });
     }
-    if let Some((_, name)) = COMPRESSED.iter().find(|(magic, _)| has((0, magic))) {
-        return Some(Refusal::Compressed { with: name });
+    let other = || COMPRESSED.iter().find(|(magic, _)| has((0, magic))).map(|(_, name)| *name);
+    if let Some(with) = Packing::of(header).map(Packing::name).or_else(other) {
+        return Some(Refusal::Compressed { with });
     }
     if has((0, LUKS)) {
         return Some(Refusal::Encrypted);

@@ -54,7 +54,7 @@ impl Packing {
     }
 
     /// The packing of what begins so; none where it is as it is.
-    fn of(beginning: &[u8]) -> Option<Self> {
+    pub(crate) fn of(beginning: &[u8]) -> Option<Self> {
         if matches!(beginning, [0x50..=0x5f, behind @ ..] if behind.starts_with(Self::SKIPPED)) {
             return Some(Self::Zstd);
         }

@@ -82,7 +82,7 @@ impl Pool {
 
     /// An error where the directory is not there that disks are looked for in: of what lies on a file system that is not mounted
     /// nothing is known, least of all that it is gone.
-    fn there(&self) -> Result<(), CallError> {
+    pub(crate) fn there(&self) -> Result<(), CallError> {
         let found = metadata(&self.path).map_err(|error| self.missing(&error))?;
         match self.inode.get() {
             Some(inode) if *inode != found.ino() => Err(CallError::NotNow(format!(

@@ -65,13 +65,15 @@ impl CallError {
 
 /// What libvirt says of an error, the same of the same one whenever it comes: what is tried again and again would else be news each time.
 pub(crate) fn said(error: &Error) -> String {
-    without_times(error.message())
+    alike(error.message())
 }
 
-/// QEMU begins each of its lines with when it wrote that, and libvirt passes them on.
-fn without_times(message: &str) -> String {
+/// QEMU begins each of its lines with when it wrote that, and libvirt passes them on; behind one of two sentences, as it happens to
+/// notice first that QEMU has ended.
+fn alike(message: &str) -> String {
     let words = message.split_inclusive([' ', '\n']);
-    words.filter(|word| word.trim_end().parse::<Timestamp>().is_err()).collect()
+    let words: String = words.filter(|word| word.trim_end().parse::<Timestamp>().is_err()).collect();
+    words.replacen("qemu unexpectedly closed the monitor", "process exited while connecting to monitor", 1)
 }
 
 /// The hypervisor cannot be reached at `uri`.
@@ -184,8 +186,11 @@ mod tests {
                 "internal error: process exited while connecting to monitor: {time} qemu-system-x86_64: -m 9T: cannot\n{time} qemu-system-x86_64: at 12:30 Z\n"
             )
         };
-        let said = without_times(&at("2026-11-29T01:59:24.316731Z"));
-        assert_eq!(said, without_times(&at("2026-11-29T02:00:01.000009Z")));
+        let said = alike(&at("2026-11-29T01:59:24.316731Z"));
+        let later = at("2026-11-29T02:00:01.000009Z");
+        assert_eq!(said, alike(&later));
+        let closed = later.replace("process exited while connecting to", "qemu unexpectedly closed the");
+        assert!(closed != later && said == alike(&closed));
         assert_eq!(
             said,
             "internal error: process exited while connecting to monitor: qemu-system-x86_64: -m 9T: cannot\nqemu-system-x86_64: at 12:30 Z\n"

@@ -29,7 +29,7 @@ use crate::{
     domain::{self, Found, Whose},
     error::{CallError, absent},
     lane::{Lanes, Listener, Notice, locked},
-    moving,
+    moving, plugs,
     prepare::{self, Facts},
     protect::Protection,
     reading, sys, terminal, usage, volumes,
@@ -152,8 +152,12 @@ impl LibvirtHypervisor {
         Ok(facts)
     }
 
-    /// Rules and elements as they shall be.
+    /// Ports in their bridges, and rules and elements as they shall be.
     async fn guard(&self) -> HypervisorResult<()> {
+        let config = Arc::clone(&self.config);
+        let what = "look for guests' ports that are in no bridge".to_owned();
+        let fallen = move |connect: &virt::connect::Connect| plugs::fallen(connect, &config);
+        plugs::put_back(self.look.call(what, Scope::Host, fallen).await?).await;
         let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
         protection.resolve(&config).await;
         let what = "put up the packet rules around guests".to_owned();
@@ -738,6 +742,8 @@ impl Hypervisor for LibvirtHypervisor {
         let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
         let pool = Arc::clone(&self.pool);
         let work = move |connect: &virt::connect::Connect| {
+            // Of another directory it would be another disk.
+            pool.there()?;
             protection.admit(&config, instance)?;
             let started = domain::start(connect, config.node, instance);
             let started = prepare::started(connect, &config, started);
@@ -757,6 +763,8 @@ impl Hypervisor for LibvirtHypervisor {
         let pool = Arc::clone(&self.pool);
         let work = move |connect: &virt::connect::Connect| {
             let document = document.map_err(CallError::Refused)?;
+            // Of another directory it would be another disk.
+            pool.there()?;
             protection.admit(&config, instance)?;
             let started = domain::start_as(connect, config.node, instance, &document);
             let started = prepare::started(connect, &config, started);

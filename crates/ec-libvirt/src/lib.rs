@@ -27,6 +27,7 @@ mod events;
 mod hypervisor;
 mod lane;
 mod moving;
+mod plugs;
 mod prepare;
 mod process;
 mod protect;

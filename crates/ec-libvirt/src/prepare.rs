@@ -42,12 +42,16 @@ pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig, disks: &Pool) -
 /// The bridge of the first interface's network, where it has one, and that the second interface's is
 /// there. Changes nothing.
 pub(crate) fn survey_network(connect: &Connect, config: &LibvirtConfig) -> Result<Option<String>, CallError> {
-    let network = network(connect, &config.network)?;
-    if let Some(bridge) = &config.bridge {
-        second_bridge(bridge)?;
+    let bridge = bridge(connect, config)?;
+    if let Some(second) = &config.bridge {
+        second_bridge(second)?;
     }
-    // A network of type macvtap or hostdev has no bridge.
-    Ok(network.bridge_name().ok())
+    Ok(bridge)
+}
+
+/// The bridge of the first interface's network. A network of type macvtap or hostdev has none.
+pub(crate) fn bridge(connect: &Connect, config: &LibvirtConfig) -> Result<Option<String>, CallError> {
+    Ok(network(connect, &config.network)?.bridge_name().ok())
 }
 
 /// The hypervisor itself, without its networks. Changes nothing.

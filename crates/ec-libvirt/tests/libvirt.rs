@@ -1392,12 +1392,34 @@ async fn a_network_that_somebody_ends_beside_the_agent_is_started_for_the_next_t
     hypervisor.prepare().await.unwrap();
     hypervisor.create_overlay(instance, &base(), None).await.unwrap();
     hypervisor.define(&conformance::small_domain(instance)).await.unwrap();
+    let runs = fresh();
+    conformance::build(&**hypervisor, &base(), runs).await;
     let connect = test.server().connection();
-    connect.lookup_network_by_name(&test.config.network).unwrap().destroy().unwrap();
+    let network = connect.lookup_network_by_name(&test.config.network).unwrap();
+    let bridge = network.bridge_name().unwrap();
+    let plugged = |of: InstanceId| {
+        let port = format!("/sys/class/net/{}/master", ec_guard::ports::tap_name(of.mac(0)));
+        std::fs::read_link(port).ok().and_then(|to| Some(to.file_name()?.to_str()?.to_owned()))
+    };
+    assert_eq!(plugged(runs).as_deref(), Some(&*bridge));
+    network.destroy().unwrap();
     let not_yet = hypervisor.start(instance).await.unwrap_err();
     assert!(not_yet.is_transient() && not_yet.to_string().contains("network"), "{not_yet}");
     hypervisor.start(instance).await.unwrap();
-    hypervisor.destroy(instance).await.unwrap();
+    // What ran meanwhile is in the bridge that there is now.
+    assert_eq!((plugged(runs), plugged(instance).as_deref()), (None, Some(&*bridge)));
+    hypervisor.protect().await.unwrap();
+    assert_eq!(plugged(runs).as_deref(), Some(&*bridge));
+    // What somebody takes out of it stays out.
+    let port = ec_guard::ports::tap_name(instance.mac(0));
+    assert!(
+        std::process::Command::new("ip").args(["link", "set", &port, "nomaster"]).status().unwrap().success()
+    );
+    hypervisor.protect().await.unwrap();
+    assert_eq!(plugged(instance), None);
+    for guest in [instance, runs] {
+        hypervisor.destroy(guest).await.unwrap();
+    }
     test.end().await;
 }
 

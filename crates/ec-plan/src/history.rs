@@ -280,6 +280,16 @@ fn certain(verb: ActionVerb, came: (Fate, Option<usize>)) -> (Fate, Option<usize
 fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u64) -> (Fate, Option<usize>) {
     let first = |is: &dyn Fn(&Outcome) -> bool| all.iter().position(|(_, outcome)| is(outcome));
     let failed = || first(&|it| it.generation >= action.generation && it.state == Some(State::Error));
+    // Before something else was wished of its power, and so by this wish: that stays so, whatever is wished afterwards.
+    let next = actions.actions.iter().filter(|other| other.generation > action.generation);
+    let next = next.filter(|other| is_of_power(other.verb) || other.verb == ActionVerb::Delete);
+    let until = next.map(|other| other.generation).min().unwrap_or(u64::MAX);
+    let failed_by_itself = || {
+        let is_so = |it: &Outcome| {
+            it.state == Some(State::Error) && (action.generation..until).contains(&it.generation)
+        };
+        first(&is_so).map(|place| (Fate::Failed, Some(place)))
+    };
     let or_failed = |overtaken: bool| match failed() {
         _ if overtaken => (Fate::Overtaken, None),
         Some(place) => (Fate::Failed, Some(place)),
@@ -360,8 +370,9 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u6
                 (Fate::Failed, Some(place))
             }
             Some(place) if all[place].1.power_generation == action.generation => (Fate::Done, Some(place)),
-            Some(_) => (Fate::Overtaken, None),
-            None => or_failed(later(|verb| is_of_power(verb) || verb == ActionVerb::Delete)),
+            Some(_) => failed_by_itself().unwrap_or((Fate::Overtaken, None)),
+            None => failed_by_itself()
+                .unwrap_or_else(|| or_failed(later(|verb| is_of_power(verb) || verb == ActionVerb::Delete))),
         },
     }
 }
@@ -643,7 +654,15 @@ mod tests {
         assert_eq!(of(both(), vec![later.clone(); HISTORY_MAX])[0].0, Fate::Unknown);
         assert_eq!(of(both(), vec![came(2, Some(State::Active), 1, 0); HISTORY_MAX])[0].0, Fate::Done);
         assert_eq!(of(vec![asked(8, Stop, 3)], vec![later.clone()])[0], (Fate::Overtaken, None));
-        assert_eq!(of(vec![asked(8, Stop, 5)], vec![failed(9, 5)]), [broken]);
+        assert_eq!(of(vec![asked(8, Stop, 5)], vec![failed(9, 5)]), std::slice::from_ref(&broken));
+        // It was tried, and failed: what was wished afterwards, and what came of that, changes nothing of it.
+        let then = || vec![asked(8, Start, 5), asked(10, Stop, 6), asked(11, Start, 7)];
+        let [first, second] = [failed(9, 5), came(12, Some(State::Active), 7, 7)];
+        let fates = of(then(), vec![first.clone(), second.clone()]);
+        assert_eq!(fates[0], broken);
+        assert_eq!((fates[1].0, fates[2].0), (Fate::Overtaken, Fate::Done));
+        assert_eq!(of(then(), vec![first])[0], broken);
+        assert_eq!(of(then(), vec![failed(12, 7), second])[0].0, Fate::Overtaken, "that is of the last");
         // What is to be halted and has ended is not halted; one that was halted and ended later was.
         for verb in [Pause, Suspend] {
             let fate = |state, power| of(vec![asked(8, verb, 5)], vec![came(9, Some(state), 5, power)])[0].0;
