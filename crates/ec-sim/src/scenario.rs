@@ -13,6 +13,7 @@ mod guards;
 mod guests;
 mod heal;
 mod host;
+mod looks;
 mod operators;
 mod people;
 mod placement;
@@ -95,6 +96,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         callers::ALL,
         groups::ALL,
         guards::ALL,
+        looks::ALL,
     ]
     .into_iter()
     .flatten()

@@ -157,7 +157,7 @@ pub(crate) async fn perform(
         }
         Deed::Restore { volume, of, held } => {
             let of = CopyOf { held: held.then_some(volume), ..CopyOf::disk(ec_model::Workload::Volume, of) };
-            _ = restore(world, actor, cloud, volume, &of).await;
+            _ = restore(world, actor, cloud, volume, &ImageRef::copy_of(&of)).await;
         }
         Deed::List => match volumes(cloud).await {
             Ok(all) => world.log(actor, format!("lists {} volumes", all.len())),
@@ -245,13 +245,12 @@ pub(crate) async fn restore(
     actor: Actor,
     cloud: &Cloud,
     volume: InstanceId,
-    of: &CopyOf,
+    image: &ImageRef,
 ) -> Result<(), String> {
-    let image = ImageRef::copy_of(of);
     world.log(actor, format!("restore {volume} as a copy of {}", image.url));
     let verb = Verb::Rebuild(Some(image.clone()));
     world.judge(|referee, _| referee.wished(volume, &verb));
-    let acted = told(world, actor, restore_volume(cloud, volume, &image).await)?;
+    let acted = told(world, actor, restore_volume(cloud, volume, image).await)?;
     if let Some(Awaited::Rebuild(wished_at)) = acted.awaited {
         world.judge(|referee, _| referee.rebuild_acknowledged(volume, wished_at));
     }

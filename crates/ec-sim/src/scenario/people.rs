@@ -167,6 +167,11 @@ impl User {
 
     /// Has a volume be as this is.
     pub(super) async fn remakes(&self, volume: InstanceId, of: &CopyOf) -> Result<(), String> {
+        self.remakes_of(volume, &ImageRef::copy_of(of)).await
+    }
+
+    /// Has a volume be made anew of this.
+    pub(super) async fn remakes_of(&self, volume: InstanceId, of: &ImageRef) -> Result<(), String> {
         self.living(volumes::restore(&self.stage.world, self.actor, self.cloud()?, volume, of)).await
     }
 
