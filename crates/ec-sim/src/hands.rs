@@ -56,6 +56,11 @@ impl Hands {
         self.way().await;
         self.not_now(what)?;
         let answer = call.await;
+        // What it tells was so when it was asked.
+        let asked = [format!("asks its hypervisor to {what}")];
+        if let Some(Fate::IsLate(late)) = self.world.snagged(self.actor, &self.life, &asked).await {
+            sleep(late).await;
+        }
         self.way().await;
         answer
     }

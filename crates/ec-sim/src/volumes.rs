@@ -145,7 +145,7 @@ pub(crate) async fn perform(
         Deed::Attach { volume, instance, wait } => {
             _ = give(world, actor, cloud, volume, instance, wait).await;
         }
-        Deed::Detach { volume, wait } => _ = take(world, actor, cloud, volume, wait).await,
+        Deed::Detach { volume, wait } => _ = take(world, actor, cloud, volume, None, wait).await,
         Deed::Move { volume, node, wait } => _ = go(world, actor, cloud, volume, node, wait).await,
         Deed::Extend { volume, size_gb } => _ = extend(world, actor, cloud, volume, size_gb).await,
         Deed::Delete(volume) => _ = delete(world, actor, cloud, volume).await,
@@ -346,16 +346,17 @@ pub(crate) async fn go(
     Ok(())
 }
 
-/// Takes a volume from whoever has it, and waits until that has let go of it.
+/// Takes a volume from whoever has it, or from this machine alone, and waits until that has let go of it.
 pub(crate) async fn take(
     world: &World,
     actor: Actor,
     cloud: &Cloud,
     volume: InstanceId,
+    from: Option<InstanceId>,
     wait: bool,
 ) -> Result<(), String> {
     world.log(actor, format!("detach {volume}"));
-    match told(world, actor, detach(cloud, volume, None).await)? {
+    match told(world, actor, detach(cloud, volume, from).await)? {
         Some(detached) => follow(world, actor, cloud, &detached, wait).await?,
         None => world.log(actor, "is told: nobody has it"),
     }

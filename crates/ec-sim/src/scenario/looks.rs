@@ -10,7 +10,7 @@ use ec_model::{
 };
 use reqwest::Method;
 use serde_json::{Value, json};
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 
 use super::{
     Scenario, Stage,
@@ -200,6 +200,16 @@ pub(super) const ALL: &[Scenario] = &[
         "heal-of-a-size-after-one-that-failed",
         "a resize fails that has made the disk larger, and etcd is emptied when an agent has heard of the next: the guest is brought back with the disk that it has",
         |stage| Box::pin(failed_and_healed(stage)),
+    ),
+    Scenario::new(
+        "look-that-tells-late",
+        "a hypervisor's answer to a look comes when a guest was built that the look knows nothing of: the guest is built once",
+        |stage| Box::pin(late_look(stage)),
+    ),
+    Scenario::new(
+        "volume-to-be-taken-from-who-had-it",
+        "a volume is to be taken from the guest that had it when somebody looked, and another has it by now: it keeps it",
+        |stage| Box::pin(taken_from_other(stage)),
     ),
 ];
 
@@ -880,4 +890,33 @@ async fn failed_and_healed(stage: Stage) {
     stage.demand(disk == Some(2), "it is recorded with the disk that it has").await;
     stage.pass(300).await;
     stage.demand(claimed(&stage.world, guest, "DISK_GB") == 2, "which stays claimed").await;
+}
+
+async fn late_look(stage: Stage) {
+    let hypervisor = &stage.node(1).hypervisor;
+    let looks = || hypervisor.calls(Operation::List);
+    for name in ["web", "db"] {
+        stage.pass(5).await;
+        let before = looks();
+        stage.snag("n1", "asks its hypervisor to list", Fate::IsLate(Duration::from_secs(5)));
+        while looks() == before {
+            sleep(Duration::from_millis(1)).await;
+        }
+        let guest = stage.ready(name).await;
+        stage.stays(guest, 10, "well", Sight::is_well).await;
+        for what in [Operation::CreateOverlay, Operation::Define, Operation::Start] {
+            stage.demand(hypervisor.calls_of(what, guest) == 1, "each step was done once").await;
+        }
+    }
+}
+
+async fn taken_from_other(stage: Stage) {
+    let (web, db) = (stage.ready("web").await, stage.ready("db").await);
+    let volume = made(&stage, Order::SMALL).await;
+    given(&stage, volume, web).await;
+    let user = stage.user(1);
+    stage.demand(user.detaches_from(volume, web).await.is_ok(), "it is taken").await;
+    given(&stage, volume, db).await;
+    refused(&stage, user.detaches_from(volume, web).await, "has volume").await;
+    stage.demand(has(&stage, db, volume), "the other has it").await;
 }

@@ -182,7 +182,13 @@ impl User {
 
     /// Takes a volume back, and waits until it is let go of.
     pub(super) async fn detaches(&self, volume: InstanceId) -> Result<(), String> {
-        self.living(volumes::take(&self.stage.world, self.actor, self.cloud()?, volume, true)).await
+        self.living(volumes::take(&self.stage.world, self.actor, self.cloud()?, volume, None, true)).await
+    }
+
+    /// The same, where this guest has it and no other.
+    pub(super) async fn detaches_from(&self, volume: InstanceId, guest: InstanceId) -> Result<(), String> {
+        let taken = volumes::take(&self.stage.world, self.actor, self.cloud()?, volume, Some(guest), true);
+        self.living(taken).await
     }
 
     pub(super) async fn extends(&self, volume: InstanceId, size_gb: u64) -> Result<(), String> {
