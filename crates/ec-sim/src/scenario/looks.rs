@@ -211,6 +211,23 @@ pub(super) const ALL: &[Scenario] = &[
         "a volume is to be taken from the guest that had it when somebody looked, and another has it by now: it keeps it",
         |stage| Box::pin(taken_from_other(stage)),
     ),
+    Scenario::new(
+        "rebuild-in-an-older-etcd-behind-a-clock-that-went-back",
+        "a guest is rebuilt, etcd put back to before that was wished, all clocks go back by an hour, and the guest is rebuilt again: it has another disk",
+        |stage| Box::pin(rebuilt_before(stage)),
+    ),
+    Scenario::new(
+        "volume-made-anew-that-comes-to-a-dead-agent",
+        "a volume that was made anew goes to a node whose agent is killed before it comes: it is told to have been made anew, and is not again",
+        |stage| Box::pin(comes_unseen(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "start-while-it-stops-in-its-own-time",
+        "a guest that hears nothing for a while is to be stopped within minutes, and its user starts it meanwhile: it has those minutes all the same",
+        |stage| Box::pin(own_time(stage)),
+    ),
 ];
 
 fn is_stopped(is: &Sight) -> bool {
@@ -919,4 +936,66 @@ async fn taken_from_other(stage: Stage) {
     given(&stage, volume, db).await;
     refused(&stage, user.detaches_from(volume, web).await, "has volume").await;
     stage.demand(has(&stage, db, volume), "the other has it").await;
+}
+
+async fn rebuilt_before(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let before = stage.back_up();
+    let replaced = || stage.node(1).hypervisor.effects(Operation::ReplaceOverlay, guest);
+    done(&stage, guest, &Verb::Rebuild(None)).await;
+    stage.until_well(guest).await;
+    stage.restore(&before);
+    let is_told = |is: &Sight| is.status.as_ref().is_some_and(|status| status.rebuilt.is_some());
+    stage
+        .until(guest, "told to have another disk, which nobody wishes", |is| is.is_well() && is_told(is))
+        .await;
+    stage.demand(replaced() == 1, "it has another disk").await;
+    stage.say("sets all clocks back by an hour");
+    stage.world.step_clock(-3600);
+    done(&stage, guest, &Verb::Rebuild(None)).await;
+    stage.demand(replaced() == 2, "it has one more").await;
+    stage.until_well(guest).await;
+}
+
+async fn comes_unseen(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    moved(&stage, volume, 1).await;
+    let copy = made(&stage, Order { copy_of: Some(volume), ..Order::SMALL }).await;
+    let of = CopyOf::disk(Workload::Volume, copy);
+    stage.demand(stage.user(1).remakes(volume, &of).await.is_ok(), "it is to be made anew").await;
+    let replaced = || -> u64 {
+        let of = |node: usize| stage.node(node).hypervisor.effects(Operation::ReplaceOverlay, volume);
+        of(1) + of(2)
+    };
+    stage.until(volume, "made anew", |is| is_there(is) && replaced() == 1).await;
+    stage.pass(5).await;
+    stage.snag("n2", "put status/n2/i1 PREPARING", Fate::KillsAfterwards);
+    let user = stage.user(1);
+    let (gone, ()) = tokio::join!(user.moves(volume, stage.node(2).node), async {
+        stage.until_down(2).await;
+        stage.pass(20).await;
+        stage.start(2);
+    });
+    stage.demand(gone.is_ok() && is_at(&stage, volume, 2), "it goes there").await;
+    let rebuilt = |is: &Sight| is.status.as_ref().and_then(|status| status.rebuilt.clone());
+    let is_told = |is: &Sight| is_there(is) && rebuilt(is).is_some_and(|rebuilt| rebuilt.failed.is_none());
+    stage.until(volume, "told to have been made anew", is_told).await;
+    stage.stays(volume, 120, "told so", is_told).await;
+    stage.demand(replaced() == 1, "it was made anew once").await;
+}
+
+async fn own_time(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let hypervisor = &stage.node(1).hypervisor;
+    hypervisor.set_deaf(true);
+    stage.user(1).asks(guest, &Verb::Stop(300)).await;
+    stage.pass(5).await;
+    stage.user(1).asks(guest, &Verb::Start).await;
+    stage.pass(120).await;
+    stage.demand(hypervisor.effects(Operation::PowerOff, guest) == 0, "it is not ended yet").await;
+    hypervisor.set_deaf(false);
+    stage.pass(30).await;
+    stage.until_well(guest).await;
+    stage.demand(hypervisor.effects(Operation::PowerOff, guest) == 0, "it ended by itself").await;
+    stage.demand(hypervisor.effects(Operation::Start, guest) == 2, "it was started again").await;
 }
