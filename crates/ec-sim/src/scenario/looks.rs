@@ -228,6 +228,11 @@ pub(super) const ALL: &[Scenario] = &[
         "a guest that hears nothing for a while is to be stopped within minutes, and its user starts it meanwhile: it has those minutes all the same",
         |stage| Box::pin(own_time(stage)),
     ),
+    Scenario::new(
+        "copy-of-a-guest-whose-room-it-waits-for",
+        "a guest is not counted, since its room was sold, and is to have a copy of another's disk as its own: when that is destroyed, it goes at once",
+        |stage| Box::pin(copy_waits(stage)),
+    ),
 ];
 
 fn is_stopped(is: &Sight) -> bool {
@@ -998,4 +1003,21 @@ async fn own_time(stage: Stage) {
     stage.until_well(guest).await;
     stage.demand(hypervisor.effects(Operation::PowerOff, guest) == 0, "it ended by itself").await;
     stage.demand(hypervisor.effects(Operation::Start, guest) == 2, "it was started again").await;
+}
+
+async fn copy_waits(stage: Stage) {
+    let mut guests = Vec::new();
+    for name in ["a", "b", "c", "d"] {
+        guests.push(stage.ready(name).await);
+    }
+    stage.world.judge(|referee, world| referee.replaced(world));
+    stage.placement(Method::DELETE, &format!("/allocations/{}", guests[0]), None).await;
+    stage.ready("e").await;
+    stage.pass(60).await;
+    let of = ImageRef::copy_of(&CopyOf::disk(Workload::Machine, guests[1]));
+    stage.user(1).asks(guests[0], &Verb::Rebuild(Some(of))).await;
+    stage.pass(30).await;
+    stage.destroyed(guests[1]).await;
+    stage.until_gone(guests[1]).await;
+    stage.until_well(guests[0]).await;
 }
