@@ -233,6 +233,17 @@ pub(super) const ALL: &[Scenario] = &[
         "a guest is not counted, since its room was sold, and is to have a copy of another's disk as its own: when that is destroyed, it goes at once",
         |stage| Box::pin(copy_waits(stage)),
     ),
+    Scenario::new(
+        "heal-of-what-its-node-knows-better",
+        "etcd is put back to before a guest was renamed and locked, and somebody deletes its request before its agent hears of that: it is brought back as its node \
+         knew it last",
+        |stage| Box::pin(known_better(stage)),
+    ),
+    Scenario::new(
+        "claim-of-more-than-one-may-take",
+        "somebody claims more of a node at once than one may take, and less than there is: that is refused, and so is what is no whole step",
+        |stage| Box::pin(more_than_one_may(stage)),
+    ),
 ];
 
 fn is_stopped(is: &Sight) -> bool {
@@ -1020,4 +1031,49 @@ async fn copy_waits(stage: Stage) {
     stage.destroyed(guests[1]).await;
     stage.until_gone(guests[1]).await;
     stage.until_well(guests[0]).await;
+}
+
+async fn known_better(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let before = stage.back_up();
+    done(&stage, guest, &Verb::Rename("db".to_owned())).await;
+    done(&stage, guest, &Verb::Lock("mine".to_owned())).await;
+    stage.pass(10).await;
+    stage.kill(1);
+    stage.restore(&before);
+    acts::delete_request(&stage.world, stage.node(1), guest, false).await;
+    stage.start(1);
+    until_unclaimed(&stage, guest).await;
+    heals(&stage, 1).await;
+    stage.until_well(guest).await;
+    let record = stage.get(&stage.world.keys.instance(guest));
+    let record = record.and_then(|value| decode::<Instance>(&value).ok());
+    let is_known = |is: &Instance| is.name.as_deref() == Some("db") && is.locked.as_deref() == Some("mine");
+    stage.demand(record.as_ref().is_some_and(is_known), "it is called as it was last, and locked").await;
+    done(&stage, guest, &Verb::Unlock).await;
+}
+
+async fn more_than_one_may(stage: Stage) {
+    let node = stage.node(1).node;
+    let path = format!("/resource_providers/{node}/inventories/VCPU");
+    let (_, mut inventory) = stage.placement(Method::GET, &path, None).await;
+    let (most, before) = (inventory["max_unit"].as_u64().unwrap_or_default(), inventory["step_size"].clone());
+    inventory["step_size"] = json!(2);
+    stage.placement(Method::PUT, &path, Some(inventory)).await;
+    for (vcpus, answer) in [(most + 1, 409), (1, 409), (2, 204)] {
+        let claim = json!({
+            "allocations": {(node.to_string()): {"resources": {"VCPU": vcpus}}}, "project_id": "p", "user_id": "u",
+            "consumer_generation": null, "consumer_type": "OTHERS",
+        });
+        let path = "/allocations/00000000-0000-0000-0000-00000000f00d";
+        let (status, _) = stage.placement(Method::PUT, path, Some(claim)).await;
+        stage.demand(status == answer, &format!("{vcpus} are answered with {answer}")).await;
+        if status == 204 {
+            stage.placement(Method::DELETE, path, None).await;
+        }
+    }
+    let (_, mut inventory) = stage.placement(Method::GET, &path, None).await;
+    inventory["step_size"] = before;
+    stage.placement(Method::PUT, &path, Some(inventory)).await;
+    stage.ready("web").await;
 }
