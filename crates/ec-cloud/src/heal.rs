@@ -543,7 +543,8 @@ async fn to_go(
     }
     let generations = [record.record.generation, come.record.generation, order.record.generation];
     let generation = generations.into_iter().max().unwrap_or_default().saturating_add(1);
-    let goes = match (had_by(cloud, node, instance).await?, record.record.attached) {
+    // Of a guest that etcd lost with it, only what its node holds for it tells that.
+    let goes = match (known_to_have(cloud, node, instance).await?, record.record.attached) {
         (None, _) => true,
         (Some(guest), Some(holder)) if guest != holder => {
             return left(

@@ -244,6 +244,21 @@ pub(super) const ALL: &[Scenario] = &[
         "somebody claims more of a node at once than one may take, and less than there is: that is refused, and so is what is no whole step",
         |stage| Box::pin(more_than_one_may(stage)),
     ),
+    Scenario::new(
+        "volume-of-one-guest-that-is-to-be-anothers",
+        "an older etcd has a volume where it was, and there it is given to a guest while another has it: it is not brought back till that is taken back",
+        |stage| Box::pin(anothers(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volumes-taken-along-and-healed-first",
+        "on shared storage an older etcd has volumes where they were before a guest of the other node was given them, and knows nothing of the guest: whichever is \
+         healed first, all are brought back where they are",
+        |stage| Box::pin(taken_along(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
 ];
 
 fn is_stopped(is: &Sight) -> bool {
@@ -1076,4 +1091,55 @@ async fn more_than_one_may(stage: Stage) {
     inventory["step_size"] = before;
     stage.placement(Method::PUT, &path, Some(inventory)).await;
     stage.ready("web").await;
+}
+
+async fn anothers(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    moved(&stage, volume, 1).await;
+    let db = ready_on(&stage, "db", 1).await;
+    stage.pass(10).await;
+    let before = stage.back_up();
+    let web = ready_on(&stage, "web", 2).await;
+    moved(&stage, volume, 2).await;
+    given(&stage, volume, web).await;
+    stage.pass(10).await;
+    stage.kill(1);
+    stage.restore(&before);
+    // Nobody tells that n1 has it no more.
+    stage.demand(stage.user(2).attaches(volume, db).await.is_err(), "it is not given for now").await;
+    stage.start(1);
+    until_unclaimed(&stage, web).await;
+    stage.pass(60).await;
+    heals(&stage, 0).await;
+    stage.demand(stage.user(2).detaches(volume).await.is_ok(), "it is to be the other's no more").await;
+    heals(&stage, 2).await;
+    stage.until_well(web).await;
+    stage.until(volume, "there", is_there).await;
+    stage.demand(has(&stage, web, volume), "its guest has it").await;
+}
+
+async fn taken_along(stage: Stage) {
+    let mut volumes = Vec::new();
+    for _ in 0..4 {
+        let volume = made(&stage, Order::SMALL).await;
+        moved(&stage, volume, 1).await;
+        volumes.push(volume);
+    }
+    stage.pass(10).await;
+    let before = stage.back_up();
+    let guest = ready_on(&stage, "web", 2).await;
+    for volume in &volumes {
+        moved(&stage, *volume, 2).await;
+        given(&stage, *volume, guest).await;
+    }
+    stage.restore(&before);
+    until_unclaimed(&stage, guest).await;
+    heals(&stage, volumes.len() + 1).await;
+    stage.until_well(guest).await;
+    stage.pass(120).await;
+    for volume in volumes {
+        stage.until(volume, "there", is_there).await;
+        let is_so = is_at(&stage, volume, 2) && has(&stage, guest, volume);
+        stage.demand(is_so, "it is where its guest is, which has it").await;
+    }
 }
