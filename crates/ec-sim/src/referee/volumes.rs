@@ -51,6 +51,15 @@ fn is_old(world: &World, told: Timestamp) -> bool {
     world.now().duration_since(told).as_secs() > 5
 }
 
+/// Whether its end was asked for, wherever it is.
+fn is_doomed(world: &World, instance: InstanceId) -> bool {
+    world.computers.iter().any(|computer| {
+        let request = content(world, &world.keys.request(computer.node, instance));
+        let request = request.and_then(|pair| decode::<Request>(&pair.value).ok());
+        request.is_some_and(|request| request.desired == Desired::Destroyed)
+    })
+}
+
 impl Referee {
     /// A volume is asked for by one machine at most, and none that a machine is to have is asked to end.
     pub(super) fn look_at_volumes(
@@ -109,7 +118,8 @@ impl Referee {
             self.found(format!("{actor} asked for the end of {volume}, which {} is to have", machines[0]));
         }
         self.look_at_elsewhere(world, actor, node, volume);
-        if let Some(holder) = self.holder(world, volume, None) {
+        // Both of whoever was ended on a node that is away may be asked to go.
+        if let Some(holder) = self.holder(world, volume, None).filter(|holder| !is_doomed(world, *holder)) {
             self.found(format!("{actor} asked for the end of {volume}, which {holder} has"));
         }
     }
