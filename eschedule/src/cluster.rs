@@ -351,11 +351,14 @@ async fn on_nodes(
             Cluster::open(place.meant(config)?).await?.revoke(&name, output).await
         }
         NodeCommand::Forget { nodes, place } => {
-            let (settings, membership) = if Directory::new(place.directory()).expect().is_ok() {
+            let files = Directory::new(place.directory());
+            files.refuse_lost()?;
+            // Where nobody says that there is a cluster of ours, and there is none, etcd asks nobody who they are, or for a password.
+            let (settings, membership) = if place.directory.is_none() && files.expect().is_err() {
+                (Settings::load(config.map(|(_, file)| file.as_path()))?, None)
+            } else {
                 let cluster = Cluster::open(place.meant(config)?).await?;
                 (cluster.settings, Some(cluster.membership))
-            } else {
-                (Settings::load(config.map(|(_, file)| file.as_path()))?, None)
             };
             let session = Session::open(Settings { request_id, ..settings }).await?;
             forget_each(&session, membership.as_ref(), &nodes, output).await
@@ -384,11 +387,11 @@ async fn forget_each(
 
 async fn forget_one(session: &Session, membership: Option<&Membership>, word: &str) -> CloudResult<()> {
     let node = node_to_forget(&session.cloud, word).await?;
-    forget(&session.cloud, node).await?;
     let members = match membership {
         Some(membership) => membership.nodes().await?,
         None => Vec::new(),
     };
+    forget(&session.cloud, node).await?;
     for (name, _) in members.iter().filter(|(_, member)| *member == node) {
         tell(&format!(
             "eschedule: node {name} is still let in, should it come back: `eschedule node revoke {name}` ends that"

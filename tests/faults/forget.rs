@@ -13,9 +13,9 @@ use std::{
 use anyhow::{Context, Result, ensure};
 use async_trait::async_trait;
 use ec_cloud::Cloud;
-use ec_model::{InstanceId, Node, NodeId, SharedStorage, State, Status, decode, encode};
+use ec_model::{InstanceId, Node, NodeId, Outcomes, SharedStorage, State, Status, decode, encode};
 use ec_placement_client::{Answer, PlacementClient, PlacementConfig, Request, Transport};
-use ec_store::{EtcdStore, Layer, Store, StoreResult, Txn, TxnOutcome};
+use ec_store::{EtcdStore, KeyValue, Layer, Store, StoreResult, Txn, TxnOutcome};
 use ec_tests::{PlacementServer, Stack, TINY, control::Control};
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -51,7 +51,10 @@ async fn host(control: &Control, name: &str) -> Result<Host> {
     let (_, db) = control.schedule(&[TINY, "--name", &db_name, "--node", &at])?;
     for guest in [web, db] {
         control.status(node, guest, State::Active, Some("10.0.0.1")).await?;
-        control.put(keys.outcomes(node, guest), "{}").await?;
+        // Of one nobody can read what came of it.
+        let outcomes = Outcomes { instance: guest, node, outcomes: Vec::new() };
+        let outcomes = if guest == web { encode(&outcomes) } else { b"{}".to_vec() };
+        control.put(keys.outcomes(node, guest), std::str::from_utf8(&outcomes)?).await?;
     }
     let made = control.done(&["volume", "create", &data_name, "--size", "1", "--node", &at, "-o", "json"])?;
     let data: InstanceId =
@@ -95,15 +98,23 @@ impl Host {
         Ok(())
     }
 
-    /// Nothing is left of it anywhere, but this.
+    /// Nothing is left of it anywhere, but this, and for a day what came of its instances.
     async fn is_gone(&self, control: &Control, but: &[String]) -> Result<()> {
         let node = self.node.to_string();
-        let left: Vec<_> = all(control).await?.into_keys().filter(|key| key.contains(&node)).collect();
+        let outcomes = control.keys.all_outcomes(self.node);
+        let pairs = control.store.list("/ecompute/").await?.pairs;
+        let stays = |pair: &KeyValue| !(pair.key.starts_with(&outcomes) && pair.lease.is_some());
+        let left = pairs.into_iter().filter(|pair| pair.key.contains(&node) && stays(pair));
+        let left: Vec<_> = left.map(|pair| pair.key).collect();
         ensure!(left == but, "{left:?}");
         ensure!(control.placement.provider(self.node).await?.is_none());
         for claimant in [self.web, self.data, self.leaked] {
             ensure!(control.placement.allocations(claimant).await?.is_none(), "{claimant}");
         }
+        let told = control.done(&["events", &self.web.to_string(), "-o", "json"])?;
+        let told: Vec<Value> = serde_json::from_str(&told)?;
+        let deleted = told.iter().find(|event| event["verb"] == "delete").context("it was asked for")?;
+        ensure!(deleted["outcome"] == "done", "{deleted}");
         for command in ["nodes", "doctor", "list"] {
             let shown = String::from_utf8(control.eschedule(&[command])?.stdout)?;
             ensure!(!shown.contains(&self.name) && !shown.contains(&node), "{command}: {shown}");

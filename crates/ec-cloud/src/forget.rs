@@ -14,9 +14,9 @@ mod seen;
 
 use std::{collections::BTreeSet, time::Duration};
 
-use ec_model::{InstanceId, NodeId};
+use ec_model::{InstanceId, NodeId, Outcomes, decode, encode};
 use ec_placement_client::{CONSUMER_TYPE, PlacementError};
-use ec_plan::lack::some;
+use ec_plan::{history::ended, lack::some};
 use ec_store::{Compare, Txn};
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -24,6 +24,7 @@ use tokio::time::Instant;
 use self::seen::{Seen, There, beyond_rights};
 use crate::{
     Cloud, CloudError, CloudResult,
+    history::RETENTION,
     intent::drop_alone,
     lookup::{CONCURRENCY, Read},
     nodes::nodes,
@@ -99,9 +100,6 @@ async fn conclude(cloud: &Cloud, seen: &Seen) -> CloudResult<bool> {
 
 /// First what it has claimed: by the request, or what else lies there, whoever says this again finds it.
 async fn conclude_one(cloud: &Cloud, seen: &Seen, instance: InstanceId, there: &There) -> CloudResult<bool> {
-    if !there.is_elsewhere {
-        cloud.placement.release(instance).await?;
-    }
     let (keys, node) = (&cloud.keys, seen.node);
     let (request, status) = (keys.request(node, instance), keys.status(node, instance));
     let txn = match there.request {
@@ -117,16 +115,45 @@ async fn conclude_one(cloud: &Cloud, seen: &Seen, instance: InstanceId, there: &
             }
         }
     };
+    // All may be otherwise since it was looked at, which takes its time: what an agent ends by now has its room until then.
+    if !cloud.store.txn(txn.clone()).await?.succeeded {
+        return Ok(false);
+    }
+    if !there.is_elsewhere {
+        cloud.placement.release(instance).await?;
+    }
     let gone = [
         request,
         status,
         keys.user_data(node, instance),
-        keys.outcomes(node, instance),
         keys.held(node, instance),
         keys.held_user_data(node, instance),
     ];
-    let txn = gone.into_iter().fold(txn, Txn::delete);
+    let txn = with_end(cloud, seen, instance, there, gone.into_iter().fold(txn, Txn::delete)).await?;
     Ok(cloud.store.txn(txn).await.map_err(|error| beyond_rights(error.into()))?.succeeded)
+}
+
+/// What came of it stays for a day, with its end, as its agent would have left it; what cannot be read as it is.
+async fn with_end(
+    cloud: &Cloud,
+    seen: &Seen,
+    instance: InstanceId,
+    there: &There,
+    txn: Txn,
+) -> CloudResult<Txn> {
+    let key = cloud.keys.outcomes(seen.node, instance);
+    let Some(pair) = cloud.store.get(&key).await?.0.filter(|pair| pair.lease.is_none()) else {
+        return Ok(txn);
+    };
+    let outcomes = match decode::<Outcomes>(&pair.value) {
+        Ok(mut outcomes) => {
+            outcomes.push(ended(there.status.record(), cloud.host.now()));
+            encode(&outcomes)
+        }
+        Err(_) => pair.value,
+    };
+    let lease = cloud.store.grant_for(&key, RETENTION).await.map_err(|error| beyond_rights(error.into()))?;
+    Ok(txn.put_leased(key, outcomes, lease))
 }
 
 /// Takes away what is left of the node itself. Whether it stood as it was read.
@@ -181,9 +208,15 @@ async fn drop_provider(cloud: &Cloud, seen: &Seen) -> CloudResult<()> {
         let spoken_of = spoken_of(cloud).await?;
         let mut kept = Vec::new();
         for holder in holders {
-            let held = cloud.placement.allocations(holder).await?;
-            let is_ours = held.is_none_or(|held| held.consumer_type.is_none_or(|kind| kind == CONSUMER_TYPE));
-            match is_ours && !spoken_of.contains(&holder) {
+            // Of what another program claims, or of which nobody says what it is, nobody here gives anything back; nor what is held elsewhere.
+            let is_left = match cloud.placement.allocations(holder).await? {
+                Some(held) => {
+                    let is_ours = held.consumer_type.as_deref() == Some(CONSUMER_TYPE);
+                    is_ours && held.allocations.keys().all(|provider| *provider == seen.node)
+                }
+                None => true,
+            };
+            match is_left && !spoken_of.contains(&holder) {
                 true => cloud.placement.release(holder).await?,
                 false => kept.push(holder.to_string()),
             }

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// How long the history of an instance can be read after somebody wished its end.
-const RETENTION: Duration = Duration::from_secs(24 * 3600);
+pub(crate) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Something that is asked of an instance.
 pub(crate) struct Asked {

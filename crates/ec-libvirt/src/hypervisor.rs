@@ -152,14 +152,29 @@ impl LibvirtHypervisor {
         Ok(facts)
     }
 
-    /// Ports in their bridges, and rules and elements as they shall be.
+    /// Rules and elements as they shall be, and ports in their bridges.
     async fn guard(&self) -> HypervisorResult<()> {
+        self.protection.resolve(&self.config).await;
+        self.sync().await?;
         let config = Arc::clone(&self.config);
         let what = "look for guests' ports that are in no bridge".to_owned();
         let fallen = move |connect: &virt::connect::Connect| plugs::fallen(connect, &config);
-        plugs::put_back(self.look.call(what, Scope::Host, fallen).await?).await;
+        match self.look.call(what, Scope::Host, fallen).await {
+            Ok(fallen) if fallen.is_empty() => Ok(()),
+            // The bridge is guarded by now, and each port has to be.
+            Ok(fallen) => {
+                plugs::put_back(fallen).await;
+                self.sync().await
+            }
+            Err(error) => {
+                tracing::debug!(%error, "whether guests' ports are in their bridges is not known");
+                Ok(())
+            }
+        }
+    }
+
+    async fn sync(&self) -> HypervisorResult<()> {
         let (config, protection) = (Arc::clone(&self.config), Arc::clone(&self.protection));
-        protection.resolve(&config).await;
         let what = "put up the packet rules around guests".to_owned();
         self.look.call(what, Scope::Host, move |connect| protection.sync(connect, &config)).await
     }

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use ec_guard::ports::tap_name;
+use ec_guard::ports::{exists, tap_name};
 use nix::net::if_::if_nametoindex;
 use rtnetlink::LinkUnspec;
 use virt::connect::Connect;
@@ -16,6 +16,7 @@ use crate::{
     domain::{self, Whose},
     error::CallError,
     prepare::bridge,
+    xml,
 };
 
 /// A port and the bridge that it belongs into, by the numbers that the kernel gave them.
@@ -34,9 +35,16 @@ pub(crate) fn fallen(connect: &Connect, config: &LibvirtConfig) -> Result<Vec<Fa
     for domain in connect.list_all_domains(virt::sys::VIR_CONNECT_LIST_DOMAINS_ACTIVE)? {
         let Ok(instance) = domain.uuid().map(ec_model::InstanceId::new) else { continue };
         let Whose::Ours(_) = domain::whose(&domain, config.node)? else { continue };
-        let of =
-            |(nic, bridge): (u8, &Option<String>)| out_of(&tap_name(instance.mac(nic)), bridge.as_ref()?);
-        found.extend((0..).zip(&bridges).filter_map(of));
+        // Those of an older release have the names that libvirt gave them.
+        let named = |nic| (instance.mac(nic), tap_name(instance.mac(nic)));
+        let taps = match exists(&tap_name(instance.mac(0))) {
+            true => vec![named(0), named(1)],
+            false => xml::taps(&domain.xml_desc(0)?).map_err(CallError::Refused)?,
+        };
+        for (mac, tap) in taps {
+            let bridge = (0..).zip(&bridges).find(|(nic, _)| instance.mac(*nic) == mac);
+            found.extend(bridge.and_then(|(_, bridge)| out_of(&tap, bridge.as_ref()?)));
+        }
     }
     Ok(found)
 }

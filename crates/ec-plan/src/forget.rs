@@ -3,7 +3,7 @@
 //! Only its user ends an instance. What is decided here is whether that was done, of an instance whose node will never carry
 //! it out; what may go is what the node's agent would have taken away with the instance.
 
-use ec_model::{Desired, NodeId, Request, State, Status, Workload};
+use ec_model::{Desired, Handover, NodeId, Request, State, Status, Workload};
 
 /// What lies under a key.
 #[derive(Debug)]
@@ -43,6 +43,8 @@ pub struct Elsewhere<'a> {
     pub alive: bool,
     /// What it was asked for.
     pub request: Told<'a, Request>,
+    /// What it tells.
+    pub status: Told<'a, Status>,
 }
 
 /// What etcd tells of an instance on a node whose agent is gone.
@@ -81,6 +83,15 @@ pub fn judge(left: &Left<'_>) -> Verdict {
         return Verdict::Unreadable;
     }
     let request = left.request.here();
+    if let Some(request) = request.filter(|request| request.desired == Desired::Active && !left.recorded)
+        && let Some(Handover::To(to)) = request.handover
+    {
+        // It has let go of the disk, whether it came to say so or not.
+        let has = |status: &Status| status.state == State::Active && status.epoch > request.epoch;
+        let has_come =
+            left.elsewhere.iter().any(|other| other.node == to && other.status.here().is_some_and(has));
+        return if has_come { Verdict::Goes } else { Verdict::Moving(to) };
+    }
     if left.recorded || request.is_some_and(|request| request.desired == Desired::Active) {
         return Verdict::Wanted;
     }
@@ -108,7 +119,6 @@ pub fn kind_of(left: &Left<'_>) -> Workload {
 
 #[cfg(test)]
 mod tests {
-    use ec_model::Handover;
     use serde_json::json;
 
     use super::*;
@@ -173,12 +183,27 @@ mod tests {
         let of = |elsewhere: &[Elsewhere<'_>]| {
             judge(&Left { elsewhere, ..left(Told::Here(&ours), Told::Nothing) })
         };
-        let other = |alive, request| [Elsewhere { node: node(2), alive, request }];
+        let other = |alive, request| [Elsewhere { node: node(2), alive, request, status: Told::Nothing }];
         assert_eq!(of(&[]), Verdict::Goes);
         assert_eq!(of(&other(true, Told::Here(&theirs))), Verdict::Moving(node(2)));
         assert_eq!(of(&other(false, Told::Here(&theirs))), Verdict::Goes, "neither ever comes to its end");
         assert_eq!(of(&other(false, Told::Here(&kept))), Verdict::Moving(node(2)));
         assert_eq!(of(&other(false, Told::Unreadable)), Verdict::Moving(node(2)));
+        // It went, and the node was lost before it said so.
+        let going = request("active", Some(Handover::To(node(2))));
+        let has = Status { epoch: 2, ..status(State::Active) };
+        for (has, recorded, verdict) in [
+            (Told::Here(&has), false, Verdict::Goes),
+            (Told::Here(&Status { epoch: 1, ..has.clone() }), false, Verdict::Moving(node(2))),
+            (Told::Here(&Status { state: State::Preparing, ..has.clone() }), false, Verdict::Moving(node(2))),
+            (Told::Nothing, false, Verdict::Moving(node(2))),
+            (Told::Here(&has), true, Verdict::Wanted),
+        ] {
+            let elsewhere =
+                [Elsewhere { node: node(2), alive: true, request: Told::Here(&kept), status: has }];
+            let left = Left { recorded, elsewhere: &elsewhere, ..left(Told::Here(&going), Told::Nothing) };
+            assert_eq!(judge(&left), verdict, "{left:?}");
+        }
         // Of what never moved another's word says nothing.
         let still = request("destroyed", None);
         let told =

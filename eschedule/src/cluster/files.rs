@@ -263,7 +263,7 @@ impl Directory {
     }
 
     /// Refuses where a cluster was made and its authority is missing: nobody who belongs to it would believe another.
-    fn refuse_lost(&self) -> Result<(), Failure> {
+    pub(super) fn refuse_lost(&self) -> Result<(), Failure> {
         let (authority, members) = (self.authority(), MEMBERS.map(|(name, _)| self.pair(name).0));
         let mut traces = [GIVEN, ISSUED].map(|name| self.file(name)).into_iter().chain(members);
         if authority.exists() || !traces.any(|path| path.exists()) {

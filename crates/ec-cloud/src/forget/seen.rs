@@ -22,12 +22,13 @@ struct Other {
     node: NodeId,
     alive: bool,
     request: Read<Request>,
+    status: Read<Status>,
 }
 
 /// What etcd tells of an instance there.
 pub(super) struct There {
     pub(super) request: Read<Request>,
-    status: Read<Status>,
+    pub(super) status: Read<Status>,
     pub(super) status_revision: Revision,
     passes: bool,
     /// Whether its record says that it is there, or cannot be read.
@@ -59,6 +60,17 @@ impl Seen {
             let read = decode::<Node>(&pair.value).map_err(|error| error.to_string());
             (pair, read)
         });
+        // Before the records: what is placed here meanwhile is found by its own.
+        let mut of_it: BTreeSet<InstanceId> = BTreeSet::new();
+        for prefix in [keys.all_user_data(node), keys.all_held(node), keys.all_held_user_data(node)] {
+            of_it.extend(below(cloud, &prefix, &prefix).await?);
+        }
+        let outcomes = keys.all_outcomes(node);
+        for pair in store.list(&outcomes).await?.pairs.iter().filter(|pair| pair.lease.is_none()) {
+            of_it.extend(
+                pair.key.strip_prefix(&outcomes).and_then(|instance| instance.parse::<InstanceId>().ok()),
+            );
+        }
         let prefixes = (keys.requests(node), keys.statuses(node), keys.instances(), keys.all_members());
         let (requests, statuses, records, members) = tokio::try_join!(
             store.list(&prefixes.0),
@@ -66,15 +78,6 @@ impl Seen {
             store.list(&prefixes.2),
             store.keys(&prefixes.3)
         )?;
-        let mut of_it: BTreeSet<InstanceId> = BTreeSet::new();
-        for prefix in [
-            keys.all_user_data(node),
-            keys.all_outcomes(node),
-            keys.all_held(node),
-            keys.all_held_user_data(node),
-        ] {
-            of_it.extend(below(cloud, &prefix, &prefix).await?);
-        }
         let requests = by_instance(&requests.pairs, |key| keys.parse_request(key).ok());
         let statuses = by_instance(&statuses.pairs, |key| keys.parse_status(key).ok());
         of_it.extend(requests.keys().chain(statuses.keys()).copied());
@@ -220,9 +223,11 @@ async fn others(
         };
         let pair = cloud.store.get(&key).await?.0;
         let alive = cloud.store.get(&cloud.keys.alive(at)).await?.0.is_some();
+        let status = cloud.store.get(&cloud.keys.status(at, instance)).await?.0;
         if pair.is_some() {
             let request = read(pair.as_ref(), at, instance);
-            found.entry(instance).or_default().push(Other { node: at, alive, request });
+            let status = read(status.as_ref(), at, instance);
+            found.entry(instance).or_default().push(Other { node: at, alive, request, status });
         }
     }
     Ok(found)
@@ -241,7 +246,12 @@ impl There {
         let elsewhere: Vec<_> = self
             .others
             .iter()
-            .map(|other| Elsewhere { node: other.node, alive: other.alive, request: told(&other.request) })
+            .map(|other| Elsewhere {
+                node: other.node,
+                alive: other.alive,
+                request: told(&other.request),
+                status: told(&other.status),
+            })
             .collect();
         let left = Left {
             request: told(&self.request),

@@ -276,12 +276,10 @@ impl ImageStore {
                 // Who still sends it cannot put it in its place between the two.
                 let paths = [part(directory, &name), directory.join(&name)];
                 if paths.iter().any(|path| path.symlink_metadata().is_ok()) {
-                    let marked = fs::File::create(&mark);
-                    marked.map_err(|source| StoreFailure::File {
-                        doing: "write",
-                        path: mark.clone(),
-                        source,
-                    })?;
+                    // For the last alone it is needed; where there is no room for it, this makes some.
+                    fs::File::create(&mark).map(drop).unwrap_or_else(|error| {
+                        tracing::debug!(%error, path = %mark.display(), "the store is not marked");
+                    });
                 }
                 for path in paths {
                     match fs::remove_file(&path) {
