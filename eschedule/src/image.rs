@@ -249,7 +249,9 @@ async fn delete(session: &Session, images: &[String], output: Output) -> Result<
         }
     }
     tidy_copies(session).await;
-    told.end()
+    told.end()?;
+    unmark(session);
+    Ok(())
 }
 
 async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
@@ -409,6 +411,13 @@ async fn remove(session: &Session, image: &Image) -> CloudResult<()> {
     store.remove(image).await.map_err(kept)
 }
 
+/// What was deleted has no record any more.
+fn unmark(session: &Session) {
+    if let Ok(store) = store(session) {
+        store.unmark();
+    }
+}
+
 /// Whether all of an image's bytes are in the image store.
 async fn is_whole(session: &Session, image: &Image) -> CloudResult<bool> {
     let store = store(session).map_err(|failure| CloudError::Invalid(failure.message))?;
@@ -438,8 +447,9 @@ async fn tidy(session: &Session) {
             for image in gone.done {
                 tell(&format!("eschedule: took away what was left of the image `{}`", image.name));
             }
-            if let Some(error) = gone.failed {
-                tell(&format!("eschedule: what is left of an image stays: {}", chain(&error)));
+            match gone.failed {
+                Some(error) => tell(&format!("eschedule: what is left of an image stays: {}", chain(&error))),
+                None => unmark(session),
             }
         }
         Err(error) => tell(&format!("eschedule: what is left of an image stays: {}", chain(&error))),

@@ -275,7 +275,8 @@ impl ImageStore {
                 let mark = directory.join(MARK);
                 // Who still sends it cannot put it in its place between the two.
                 let paths = [part(directory, &name), directory.join(&name)];
-                if paths.iter().any(|path| path.symlink_metadata().is_ok()) {
+                let all_came = image.size.is_some();
+                if all_came && paths.iter().any(|path| path.symlink_metadata().is_ok()) {
                     // For the last alone it is needed; where there is no room for it, this makes some.
                     fs::File::create(&mark).map(drop).unwrap_or_else(|error| {
                         tracing::debug!(%error, path = %mark.display(), "the store is not marked");
@@ -289,7 +290,6 @@ impl ImageStore {
                     }
                 }
                 // Where others lie, or lay, this one is gone; of what is not mounted nobody knows.
-                let all_came = image.size.is_some();
                 if all_came && !is_any && !mark.exists() && self.images().await?.is_empty() {
                     return Err(StoreFailure::NotThere { path: directory.clone(), images: 1, one: name });
                 }
@@ -306,6 +306,13 @@ impl ImageStore {
                 }
                 gone(Box::pin(s3.delete(&key))).await
             }
+        }
+    }
+
+    /// Takes away what [`ImageStore::remove`] knows a directory by, once the records of what went are gone. Where it stays it harms nobody.
+    pub fn unmark(&self) {
+        if let Place::Directory(directory) = &self.place {
+            fs::remove_file(directory.join(MARK)).ok();
         }
     }
 
@@ -562,6 +569,8 @@ mod tests {
         assert!(store.images().await.unwrap().is_empty());
         // Killed before its record went, and said again.
         store.remove(&last).await.unwrap();
+        store.unmark();
+        assert_eq!(fs::read_dir(&path).unwrap().count(), 1, "lost+found");
         fs::remove_dir_all(&path).unwrap();
         store.remove(&last).await.unwrap_err();
     }
