@@ -177,6 +177,18 @@ mod tests {
     }
 
     #[test]
+    fn its_kind_is_told_by_what_is_asked_for_or_else_by_what_is_told() {
+        let (machine, volume) = (request("destroyed", None), status(State::Active));
+        let volume = Status { kind: Workload::Volume, ..volume };
+        let of = |request, status| kind_of(&left(request, status));
+        assert_eq!(of(Told::Here(&machine), Told::Here(&volume)), Workload::Machine);
+        assert_eq!(of(Told::Nothing, Told::Here(&volume)), Workload::Volume);
+        let volume = Request { kind: Workload::Volume, ..machine.clone() };
+        assert_eq!(of(Told::Here(&volume), Told::Nothing), Workload::Volume);
+        assert_eq!(of(Told::Nothing, Told::Nothing), Workload::Machine);
+    }
+
+    #[test]
     fn what_was_on_its_way_is_left_until_the_other_node_is_done_with_it() {
         let ours = request("destroyed", Some(Handover::To(node(2))));
         let (theirs, kept) = (request("destroyed", Some(Handover::From(node(1)))), request("active", None));

@@ -662,7 +662,15 @@ mod tests {
         assert_eq!(fates[0], broken);
         assert_eq!((fates[1].0, fates[2].0), (Fate::Overtaken, Fate::Done));
         assert_eq!(of(then(), vec![first])[0], broken);
-        assert_eq!(of(then(), vec![failed(12, 7), second])[0].0, Fate::Overtaken, "that is of the last");
+        assert_eq!(
+            of(then(), vec![failed(12, 7), second.clone()])[0].0,
+            Fate::Overtaken,
+            "that is of the last"
+        );
+        // What is set meanwhile is nothing that is wished of its power; its end is.
+        let between = |verb| vec![asked(8, Start, 5), asked(9, verb, 6), asked(11, Start, 7)];
+        let fate = |verb| of(between(verb), vec![failed(10, 6), second.clone()])[0].0;
+        assert_eq!((fate(ActionVerb::Set), fate(ActionVerb::Delete)), (Fate::Failed, Fate::Overtaken));
         // What is to be halted and has ended is not halted; one that was halted and ended later was.
         for verb in [Pause, Suspend] {
             let fate = |state, power| of(vec![asked(8, verb, 5)], vec![came(9, Some(state), 5, power)])[0].0;

@@ -650,6 +650,8 @@ mod tests {
         let copy = ImageRef::at("volume:7d3c1f0a-2b4e-4c55-9a7e-0123456789ab");
         (there.record.spec.image, wished.image) = (copy.clone(), copy);
         assert_eq!(one(&wished, &there), []);
+        wished.query.push_str(",DISK_GB:3");
+        assert_eq!(one(&wished, &there)[0].0, '=', "that it is larger than the file says is told");
         wished.query.push_str("&required=A");
         assert_eq!(one(&wished, &there)[0].0, '!');
     }
