@@ -99,7 +99,12 @@ impl Terminal {
             }
             ensure!(Instant::now() < deadline, "it goes on:\n{}", self.screen.screen().contents());
         };
-        while let Ok(piece) = self.printed.recv_timeout(Duration::from_millis(100)) {
+        // What it printed last may still be on its way.
+        let patience = |screen: &vt100::Screen| match screen.alternate_screen() || screen.hide_cursor() {
+            true => deadline.saturating_duration_since(Instant::now()),
+            false => Duration::from_millis(100),
+        };
+        while let Ok(piece) = self.printed.recv_timeout(patience(self.screen.screen())) {
             self.screen.process(&piece);
         }
         let screen = self.screen.screen();
