@@ -794,23 +794,29 @@ async fn given_to(
 
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    let volume = disk.instance;
-    let Some(holder) = holder_now(cloud, disk).await? else { return Ok(()) };
-    let way = way_off(cloud, holder, volume).await;
-    Err(CloudError::Refused(format!("instance {holder} has volume {volume}: {way}")))
+    match holder_now(cloud, disk).await? {
+        Some(holder) => Err(had(cloud, holder, disk.instance).await),
+        None => Ok(()),
+    }
 }
 
 /// An error where a machine has this volume that would miss it. One whose user has ended it, and whose agent is not there to do that,
 /// has it for as long, which may be for ever: both go by the time that agent is back.
 pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    if let Some(holder) = holder_now(cloud, disk).await?
-        && let Ok(Found::Placed(machine)) = find(cloud, holder).await
+    let Some(holder) = holder_now(cloud, disk).await? else { return Ok(()) };
+    if let Ok(Found::Placed(machine)) = find(cloud, holder).await
         && machine.is_doomed()
         && !machine.node_alive
     {
         return Ok(());
     }
-    refuse_attached(cloud, disk).await
+    Err(had(cloud, holder, disk.instance).await)
+}
+
+/// That a machine has a volume, and how it comes to have it no more.
+async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudError {
+    let way = way_off(cloud, holder, volume).await;
+    CloudError::Refused(format!("instance {holder} has volume {volume}: {way}"))
 }
 
 /// The machine that has this volume.
