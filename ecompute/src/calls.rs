@@ -132,6 +132,10 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.set_volumes(instance, volumes)).await
     }
 
+    async fn volumes_of(&self, instance: InstanceId) -> HypervisorResult<Vec<Attachment>> {
+        self.one(self.0.volumes_of(instance)).await
+    }
+
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         self.one(self.0.hand_over(volume, node)).await
     }

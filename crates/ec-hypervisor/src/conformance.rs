@@ -380,6 +380,7 @@ async fn volumes_outlive_the_guests_that_have_them(
         assert_eq!(hypervisor.observe(instance).await.expect("observe").volumes, fingerprint);
         let listed = hypervisor.list().await.expect("list").remove(&instance).unwrap_or_default();
         assert_eq!(listed.volumes, fingerprint);
+        assert_eq!(hypervisor.volumes_of(instance).await.expect("look which it has"), wanted);
     };
     let bytes = async |volume| hypervisor.disk_bytes(volume).await.expect("measure");
 

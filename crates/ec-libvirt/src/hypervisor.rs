@@ -662,6 +662,14 @@ impl Hypervisor for LibvirtHypervisor {
         self.act.call(format!("set the volumes of domain {instance}"), Scope::Instance(instance), work).await
     }
 
+    async fn volumes_of(&self, instance: InstanceId) -> HypervisorResult<Vec<Attachment>> {
+        let (node, pool) = (self.config.node, Arc::clone(&self.pool));
+        let work = move |connect: &virt::connect::Connect| volumes::all_of(connect, node, &pool, instance);
+        self.look
+            .call(format!("look which volumes domain {instance} has"), Scope::Instance(instance), work)
+            .await
+    }
+
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         let pool = Arc::clone(&self.pool);
         let work = move |connect: &virt::connect::Connect| moving::hand_over(connect, &pool, volume, node);

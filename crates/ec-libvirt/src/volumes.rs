@@ -1,6 +1,7 @@
 //! The volumes that domains have.
 
 use std::{
+    collections::BTreeSet,
     path::{Path, PathBuf},
     time::{Duration, Instant},
 };
@@ -266,6 +267,26 @@ pub(crate) fn fingerprint(domain: &Domain, pool: &Pool, instance: InstanceId) ->
         [first, others @ ..] if others.iter().all(|other| other == first) => *first,
         _ => Observed::OTHER_VOLUMES,
     })
+}
+
+/// The volumes that a domain has in any of its documents, that of its saved memory among them.
+pub(crate) fn all_of(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    instance: InstanceId,
+) -> Result<Vec<Attachment>, CallError> {
+    let Found::Ours(domain) = domain::find(connect, node, instance)? else { return Ok(Vec::new()) };
+    let mut all = BTreeSet::new();
+    let documents = Which::of(&domain)?;
+    for which in &documents {
+        all.extend(volumes_in(&domain, pool, instance, *which)?);
+    }
+    if !documents.contains(&Which::Up) {
+        let saved = saved_with(&domain, pool)?.into_iter().map(|has| has.attachment);
+        all.extend(saved.filter(|has| has.volume != instance));
+    }
+    Ok(all.into_iter().collect())
 }
 
 /// A domain that has this volume, whosever it is, and the device as which its guest has it, where that is up.

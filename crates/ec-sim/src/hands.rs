@@ -278,6 +278,10 @@ impl Hypervisor for Hands {
         .await
     }
 
+    async fn volumes_of(&self, instance: InstanceId) -> HypervisorResult<Vec<Attachment>> {
+        self.ask("look which volumes it has", self.computer.hypervisor.volumes_of(instance)).await
+    }
+
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         self.change(Operation::HandOver, volume, move |hypervisor| async move {
             hypervisor.hand_over(volume, node).await

@@ -176,7 +176,10 @@ impl Worker {
             // For now or for good: nothing else that is wanted of it waits for that.
             Err(error @ (HypervisorError::Failed { .. } | HypervisorError::NotNow { .. })) => {
                 tracing::warn!(%error, "it has not the volumes that it is to have");
-                self.tell_volumes(Volumes::Failed(either, error.to_string())).await?;
+                // An older etcd knows of none that it was given since.
+                let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
+                let either: BTreeSet<Attachment> = either.into_iter().chain(has).collect();
+                self.tell_volumes(Volumes::Failed(either.into_iter().collect(), error.to_string())).await?;
                 self.done.push(Change::VolumesFailed);
                 Ok(())
             }

@@ -9,7 +9,7 @@ mod host;
 mod knobs;
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::{BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, MutexGuard, PoisonError, Weak},
 };
 
@@ -48,6 +48,7 @@ pub enum Operation {
     Persist,
     CreateVolume,
     SetVolumes,
+    Volumes,
     HandOver,
     DiskBytes,
     GrowDisk,
@@ -88,6 +89,7 @@ impl Operation {
             Self::Persist => "define the domain that is up",
             Self::CreateVolume => "create the volume",
             Self::SetVolumes => "set the volumes",
+            Self::Volumes => "look which volumes it has",
             Self::HandOver => "hand the volume over",
             Self::DiskBytes => "measure the disk",
             Self::GrowDisk => "grow the disk",
@@ -351,6 +353,14 @@ impl Hypervisor for SimulatedHypervisor {
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()> {
         self.enter(Operation::SetVolumes, Some(instance)).await?;
         self.change(Operation::SetVolumes, instance, |host| host.set_volumes(self.node, instance, volumes))
+    }
+
+    async fn volumes_of(&self, instance: InstanceId) -> HypervisorResult<Vec<Attachment>> {
+        self.enter(Operation::Volumes, Some(instance)).await?;
+        let of_all = self.inner().host.volumes();
+        let has = of_all.into_iter().find(|(owner, _)| *owner == instance).map(|(_, has)| has.concat());
+        let each_once: BTreeSet<Attachment> = has.into_iter().flatten().collect();
+        Ok(each_once.into_iter().collect())
     }
 
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {

@@ -48,6 +48,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(not_let_go(stage)),
     ),
     Scenario::new(
+        "volume-kept-by-a-guest-of-which-an-older-etcd-knows-none",
+        "an etcd is put back to before a guest was given its volume, and the guest does not let go of it for a while: it is told to have it",
+        |stage| Box::pin(kept_unknown(stage)),
+    ),
+    Scenario::new(
         "volume-deleted-while-detaching",
         "a volume is deleted before its guest has let go of it: that is refused, and done once it has",
         |stage| Box::pin(deleted_while_detaching(stage)),
@@ -756,6 +761,23 @@ async fn not_let_go(stage: Stage) {
     stage.demand(stage.user(1).detaches(volume).await.is_err(), "it is told that it has it still").await;
     let refused = stage.user(2).attaches(volume, guests[1]).await;
     stage.demand(refused.is_err_and(|why| why.contains("has it")), "the other is not given it").await;
+    stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
+    stage.pass(5).await;
+    given(&stage, volume, guests[1]).await;
+}
+
+async fn kept_unknown(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let volume = near(&stage, guests[0]).await;
+    stage.pass(5).await;
+    let before = stage.back_up();
+    given(&stage, volume, guests[0]).await;
+    stage.world.snag("n1", "hypervisor SetVolumes i1", Fate::IsRefused(0), 3);
+    stage.restore(&before);
+    stage.pass(10).await;
+    let told = stage.sight(guests[0]).status.clone();
+    let is_told = told.is_some_and(|told| told.volumes.iter().any(|has| has.volume == volume));
+    stage.demand(is_told && has(&stage, guests[0], volume), "it is told to have what it has").await;
     stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
     stage.pass(5).await;
     given(&stage, volume, guests[1]).await;
