@@ -170,7 +170,7 @@ pub async fn assemble(
         registered: watch::Sender::default(),
         calls,
         health: Asked::default(),
-        disks_began: Arc::default(),
+        disks: Arc::default(),
         capacity: Asked::default(),
         measured: Mutex::default(),
         metadata: Arc::new(Account::default()),

@@ -1,13 +1,9 @@
 //! Whether this host is fit for new work: measured again and again, told in the node's record, and felt by placement, which is
 //! offered no processor while it is not.
 
-use std::{
-    os::unix::fs::MetadataExt,
-    path::Path,
-    sync::{Arc, OnceLock},
-    time::Duration,
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
+use ec_hypervisor::FirstDirectory;
 use ec_model::Trouble;
 use ec_plan::host::{Measured, Room, judge};
 use nix::sys::statvfs::{FsFlags, Statvfs, statvfs};
@@ -36,11 +32,11 @@ pub(crate) async fn watch(parts: &Parts, stop: CancellationToken) {
 /// Looks once.
 pub(crate) async fn look(parts: &Parts) {
     let settings = parts.settings.clone();
-    let (disks, began) = (settings.disks(parts.node), Arc::clone(&parts.disks_began));
+    let (disks, first) = (settings.disks(parts.node), Arc::clone(&parts.disks));
     let clock_behind = parts.placement.clock_ahead();
     let look = move || {
         let measured = measure(&settings, clock_behind);
-        Measured { unwritable: measured.unwritable.or_else(|| is_another(&disks, &began)), ..measured }
+        Measured { unwritable: measured.unwritable.or_else(|| is_another(&disks, &first)), ..measured }
     };
     let asked = parts.health.ask(&parts.host, look).await;
     let measured = asked.unwrap_or_else(|before| Measured {
@@ -84,16 +80,9 @@ fn measure(settings: &Settings, clock_behind: Option<i64>) -> Measured {
     Measured { memory, memory_stall: stall, disks, unwritable, clock_behind }
 }
 
-/// That guests' disks are looked for in another directory than the one that this agent began with, whatever lies in it: they are not
-/// looked for there, and nothing is known of guests.
-fn is_another(disks: &Path, began: &OnceLock<u64>) -> Option<String> {
-    let inode = std::fs::metadata(disks).ok()?.ino();
-    (*began.get_or_init(|| inode) != inode).then(|| {
-        format!(
-            "{} is another directory than the one that this agent began with: mount again what was there, or start ecompute anew",
-            disks.display()
-        )
-    })
+/// That guests' disks are looked for in another directory than at first, whatever lies in it: nothing is known of guests then.
+fn is_another(disks: &Path, first: &FirstDirectory) -> Option<String> {
+    first.remember(disks).and_then(|()| first.another(disks)).ok().flatten()
 }
 
 fn room(stat: &Statvfs) -> Room {
@@ -117,23 +106,6 @@ mod tests {
         assert_eq!(full_of_a_minute(text), Some(6.5));
         assert_eq!(full_of_a_minute("some avg10=1.00 avg60=2.00 avg300=3.00 total=4\n"), None);
         assert_eq!(full_of_a_minute(""), None);
-    }
-
-    #[test]
-    fn another_directory_in_the_place_of_the_first_is_told_whatever_lies_in_it() {
-        let place = tempfile::tempdir().unwrap();
-        let (disks, aside) = (place.path().join("disks"), place.path().join("aside"));
-        let began = OnceLock::new();
-        assert_eq!(is_another(&disks, &began), None, "it is not there yet");
-        std::fs::create_dir(&disks).unwrap();
-        assert_eq!((is_another(&disks, &began), is_another(&disks, &began)), (None, None));
-        std::fs::rename(&disks, &aside).unwrap();
-        std::fs::create_dir(&disks).unwrap();
-        let told = is_another(&disks, &began).unwrap();
-        assert!(told.contains("another directory") && told.contains("mount again"), "{told}");
-        std::fs::remove_dir(&disks).unwrap();
-        std::fs::rename(&aside, &disks).unwrap();
-        assert_eq!(is_another(&disks, &began), None);
     }
 
     #[test]

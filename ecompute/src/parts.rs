@@ -6,7 +6,7 @@ use std::{
 };
 
 use ec_calls::{Part, Standing};
-use ec_hypervisor::Hypervisor;
+use ec_hypervisor::{FirstDirectory, Hypervisor};
 use ec_image::ImageCache;
 use ec_metadata::{Account, RecordDir};
 use ec_model::{InstanceId, NodeId, Resources, Trouble};
@@ -55,8 +55,8 @@ pub struct Parts {
     pub troubles: watch::Sender<Vec<Trouble>>,
     /// What was measured of its file systems, for that.
     pub(crate) health: Asked<Measured>,
-    /// In which directory guests' disks were first looked for: its inode.
-    pub(crate) disks_began: Arc<OnceLock<u64>>,
+    /// In which directory guests' disks were first looked for.
+    pub(crate) disks: Arc<FirstDirectory>,
     /// What was measured of what it has to give, and whether its storage was there.
     pub(crate) capacity: Asked<Capacity>,
     /// What of that could be measured last.

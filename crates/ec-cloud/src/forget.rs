@@ -16,7 +16,10 @@ use std::{collections::BTreeSet, time::Duration};
 
 use ec_model::{InstanceId, NodeId, Outcomes, decode, encode};
 use ec_placement_client::{CONSUMER_TYPE, PlacementError};
-use ec_plan::{history::ended, lack::some};
+use ec_plan::{
+    history::{RETENTION, ended},
+    lack::some,
+};
 use ec_store::{Compare, Txn};
 use futures::StreamExt;
 use tokio::time::Instant;
@@ -24,7 +27,6 @@ use tokio::time::Instant;
 use self::seen::{Seen, There, beyond_rights};
 use crate::{
     Cloud, CloudError, CloudResult,
-    history::RETENTION,
     intent::drop_alone,
     lookup::{CONCURRENCY, Read},
     nodes::nodes,

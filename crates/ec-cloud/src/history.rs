@@ -1,12 +1,12 @@
 //! What was done to an instance: noted with what is wanted, in the same transaction, and read again with what its nodes
 //! say came of it.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::collections::BTreeSet;
 
 use ec_model::{
     Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, Status, Workload, decode, encode,
 };
-use ec_plan::history::{Fate, Happening, told};
+use ec_plan::history::{Fate, Happening, RETENTION, told};
 use ec_store::{Compare, LeaseId, Txn};
 use jiff::Timestamp;
 
@@ -14,9 +14,6 @@ use crate::{
     Cloud, CloudError, CloudResult,
     lookup::{below, is_beginning, resolve, resolve_name},
 };
-
-/// How long the history of an instance can be read after somebody wished its end.
-pub(crate) const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Something that is asked of an instance.
 pub(crate) struct Asked {

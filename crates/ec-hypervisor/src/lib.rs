@@ -6,6 +6,7 @@
 //! a crash is safe.
 
 pub mod conformance;
+mod directory;
 mod simulated;
 mod types;
 
@@ -19,6 +20,7 @@ use tokio::{
     sync::{broadcast, mpsc},
 };
 
+pub use directory::FirstDirectory;
 pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{

@@ -8,15 +8,15 @@ use std::{
     collections::HashMap,
     fs::{File, metadata},
     io::{self, ErrorKind},
-    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
-        Arc, OnceLock,
+        Arc,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime},
 };
 
+use ec_hypervisor::FirstDirectory;
 use ec_model::{BaseImage, InstanceId};
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
@@ -40,9 +40,8 @@ pub(crate) struct Pool {
     pub(crate) path: PathBuf,
     /// Files came or went, and libvirt has not heard of them: what an agent before this one could not tell it nobody knows.
     is_stale: Arc<AtomicBool>,
-    /// The directory's inode when it was made ready: what lies in its place while its file system is not mounted has another. The
-    /// root of a second file system may have the same; but the device's number does not outlive that the first is mounted again.
-    inode: Arc<OnceLock<u64>>,
+    /// The directory that was made ready.
+    first: Arc<FirstDirectory>,
 }
 
 /// What lies in a pool.
@@ -67,15 +66,14 @@ pub(crate) const DISK: &str = "vda";
 impl Pool {
     pub(crate) fn new(name: &str, path: &Path) -> Self {
         let is_stale = Arc::new(AtomicBool::new(true));
-        Self { name: name.to_owned(), path: path.to_owned(), is_stale, inode: Arc::default() }
+        Self { name: name.to_owned(), path: path.to_owned(), is_stale, first: Arc::default() }
     }
 
     /// Makes the directory, the first time; from then on it is missed where it is gone, and no other one is taken for it.
     pub(crate) fn make_ready(&self, make: impl FnOnce() -> Result<(), CallError>) -> Result<(), CallError> {
-        if self.inode.get().is_none() {
+        if !self.first.is_known() {
             make()?;
-            let found = metadata(&self.path).map_err(|error| self.missing(&error))?;
-            self.inode.get_or_init(|| found.ino());
+            self.first.remember(&self.path).map_err(|error| self.missing(&error))?;
         }
         self.there()
     }
@@ -83,13 +81,9 @@ impl Pool {
     /// An error where the directory is not there that disks are looked for in: of what lies on a file system that is not mounted
     /// nothing is known, least of all that it is gone.
     pub(crate) fn there(&self) -> Result<(), CallError> {
-        let found = metadata(&self.path).map_err(|error| self.missing(&error))?;
-        match self.inode.get() {
-            Some(inode) if *inode != found.ino() => Err(CallError::NotNow(format!(
-                "{} is another directory than the one that this agent began with: mount again what was there, or start ecompute anew",
-                self.path.display()
-            ))),
-            _ => Ok(()),
+        match self.first.another(&self.path).map_err(|error| self.missing(&error))? {
+            Some(why) => Err(CallError::NotNow(why)),
+            None => Ok(()),
         }
     }
 

@@ -1,6 +1,8 @@
 //! What was done to an instance and what came of it, put together from two lists: what users asked for, and how the
 //! instance came to stand afterwards.
 
+use std::time::Duration;
+
 use ec_model::{
     Action, ActionVerb, Actions, HISTORY_MAX, InstanceId, NodeId, Outcome, Outcomes, RequestId, State, Status,
 };
@@ -8,6 +10,9 @@ use jiff::Timestamp;
 use serde::Serialize;
 
 use crate::status::is_under_way;
+
+/// How long the status of a failed instance, and the history of one whose end was wished, can be read before they go by themselves.
+pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// What came of what a user asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

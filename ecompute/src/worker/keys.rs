@@ -1,20 +1,16 @@
 //! What lies in etcd of an instance. All of it is written only while this agent is the node.
 
-use std::time::Duration;
-
 use ec_model::{Outcome, Outcomes, Status, decode, encode};
 use ec_plan::{
     engine::{Change, StatusEntry},
-    history, status,
+    history::{self, RETENTION},
+    status,
 };
 use ec_runtime::planted;
 use ec_store::{Compare, LeaseId, StoreResult, Txn};
 
 use super::{Stop, Worker};
 use crate::look::status_entry;
-
-/// How long the status of a failed instance, and the history of a destroyed one, can be read before they go by themselves.
-const RETENTION: Duration = Duration::from_secs(24 * 3600);
 
 /// Nothing is written under a node that may be another's by now, nor of a request that is another by now.
 const NOT_OURS: &str = "this node's key in etcd is not ours at this moment, or the request has just changed";
