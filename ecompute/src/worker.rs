@@ -249,9 +249,12 @@ impl Worker {
             Effect::ShutDown => {
                 tracing::info!("asking the guest to end");
                 self.touched_hypervisor = true;
-                parts.hypervisor.shut_down(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
-                self.done.push(Change::AskedToEnd);
-                Ok(())
+                let asked = parts.hypervisor.shut_down(instance).await;
+                // Its time runs from the first try, whatever came of that: one that cannot be asked would never be ended else.
+                if !matches!(asked, Err(HypervisorError::Unreachable { .. })) {
+                    self.done.push(Change::AskedToEnd);
+                }
+                asked.map_err(|error| Stop::Retry(error.to_string()))
             }
             Effect::PowerOff if planted("not-ended") => {
                 // It is asked for again at once, and a history of nothing else takes minutes to play.

@@ -223,3 +223,42 @@ async fn a_guest_whose_process_is_killed_or_whose_kernel_panics_is_started_again
     assert!(told.contains("crashed (a kernel panic)"), "{told}");
     Ok(())
 }
+
+/// Has the guest's process stand still, as one does whose disk is on storage that is gone.
+fn stands_still(guest: &Guest) -> Result<()> {
+    let pid = guest.stack.libvirt.guest_process(guest.instance).context("it runs")?;
+    nix::sys::signal::kill(nix::unistd::Pid::from_raw(pid), Signal::SIGSTOP)?;
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_that_stands_still_is_ended_when_its_grace_is_over_and_keeps_what_it_wrote() -> Result<()> {
+    let guest = Guest::up(&[]).await?;
+    stands_still(&guest)?;
+    guest.asks(&["stop", "--grace", "20", "--wait", "web"])?;
+    let status = guest.stack.status(guest.instance).await?.context("it is told")?;
+    assert_eq!(status.state, State::Stopped);
+    guest.asks(&["start", "--wait", "web"])?;
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_waits_for_a_guest_that_stands_still_lets_its_user_end_it_and_goes_on_then() -> Result<()> {
+    let guest = Guest::up(&[]).await?;
+    guest.asks(&["volume", "create", "data", "--size", "1", "--for", "web", "--wait"])?;
+    guest.asks(&["volume", "attach", "data", "web", "--wait"])?;
+    stands_still(&guest)?;
+    guest.asks(&["volume", "detach", "data"])?;
+    guest.asks(&["stop", "--grace", "0", "--wait", "web"])?;
+    guest.asks(&["start", "--wait", "web"])?;
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    stands_still(&guest)?;
+    guest.asks(&["resize", "web", "resources=VCPU:2,MEMORY_MB:192,DISK_GB:2"])?;
+    // So that the call hangs.
+    tokio::time::sleep(std::time::Duration::from_secs(10)).await;
+    guest.asks(&["reboot", "--hard", "--wait", "web"])?;
+    assert_eq!(guest.kept().await?.trim(), "precious");
+    assert_eq!(guest.run("grep -c ^processor /proc/cpuinfo").await?.trim(), "2");
+    Ok(())
+}

@@ -276,6 +276,16 @@ fn certain(verb: ActionVerb, came: (Fate, Option<usize>)) -> (Fate, Option<usize
             (Fate::Unknown, None)
         }
         (ActionVerb::Create | ActionVerb::Pause | ActionVerb::Suspend, Fate::Failed) => (Fate::Unknown, None),
+        // What told that it was carried out may be kept no more.
+        (
+            ActionVerb::Rebuild
+            | ActionVerb::Rescue
+            | ActionVerb::Resize
+            | ActionVerb::RevertResize
+            | ActionVerb::AttachVolume
+            | ActionVerb::DetachVolume,
+            Fate::Overtaken,
+        ) => (Fate::Unknown, None),
         _ => came,
     }
 }
@@ -329,7 +339,9 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u6
         }
         ActionVerb::Rebuild | ActionVerb::Rescue | ActionVerb::Resize | ActionVerb::RevertResize => {
             let wish = |it: &Outcome| carried_out(action.verb, it).map(|(wished_at, _)| wished_at);
-            match first(&|it| wish(it) >= Some(action.at)) {
+            // One that was carried out later may have been wished by a clock that was behind this one's.
+            let own = first(&|it| wish(it) == Some(action.at));
+            match own.or_else(|| first(&|it| wish(it) > Some(action.at))) {
                 Some(place) if wish(all[place].1) != Some(action.at) => (Fate::Overtaken, None),
                 Some(place)
                     if carried_out(action.verb, all[place].1).is_some_and(|(_, failed)| failed.is_some()) =>
@@ -759,6 +771,43 @@ mod tests {
             kept.extend(later.into_iter().take(HISTORY_MAX - 4));
             assert_eq!(fates(kept), known, "{state}");
         }
+    }
+
+    #[test]
+    fn what_was_carried_out_and_is_kept_no_more_is_not_told_to_have_been_overtaken() {
+        let volume = InstanceId::new(uuid::Uuid::from_u128(8));
+        let with = |action: Action| Action { volume: Some(volume), ..action };
+        let actions = || {
+            vec![
+                asked(1, ActionVerb::Rescue, 1),
+                asked(2, ActionVerb::Unrescue, 2),
+                asked(3, ActionVerb::Rebuild, 3),
+                with(asked(4, ActionVerb::AttachVolume, 4)),
+                with(asked(5, ActionVerb::DetachVolume, 5)),
+                asked(6, ActionVerb::Rebuild, 6),
+            ]
+        };
+        let rebuilt = Some(Rebuilt { wished_at: at(6), failed: None });
+        let later = Outcome { rebuilt, volumes: Some(vec![]), ..came(7, Some(State::Active), 6, 0) };
+        for (many, first) in [(HISTORY_MAX, Fate::Unknown), (1, Fate::Overtaken)] {
+            let told = history(actions(), vec![later.clone(); many]);
+            let fates: Vec<_> = told.into_iter().filter_map(|happening| happening.outcome).collect();
+            let unrescued = if many == 1 { Fate::Done } else { Fate::Unknown };
+            assert_eq!(fates, [first, unrescued, first, first, Fate::Done, Fate::Done], "{many}");
+        }
+    }
+
+    #[test]
+    fn a_wish_by_a_clock_that_went_back_is_told_by_what_came_of_it() {
+        let rescue = |second, generation, rescued: Option<i64>| {
+            let rescued = rescued.map(|second| ec_model::Rescued { wished_at: at(second), failed: None });
+            Outcome { rescued, ..came(second, Some(State::Rescued), generation, 0) }
+        };
+        let actions = vec![asked(50, ActionVerb::Rescue, 1), asked(40, ActionVerb::Rescue, 3)];
+        let told =
+            history(actions, vec![rescue(51, 1, Some(50)), rescue(52, 2, None), rescue(53, 3, Some(40))]);
+        let fates: Vec<_> = told.into_iter().filter_map(|happening| happening.outcome).collect();
+        assert_eq!(fates, [Fate::Done, Fate::Done]);
     }
 
     #[test]

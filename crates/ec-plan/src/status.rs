@@ -278,6 +278,10 @@ pub fn ended_in_error(subject: &Subject, old: Option<&Status>, now: Timestamp) -
     }
 }
 
+/// How it begins what is told of a guest that was asked to end so that it can be started from another disk: it stands in front of what
+/// is in the way, since it has to be known as long as that guest is up.
+pub(crate) const ASKED: &str = "its guest is asked to end";
+
 /// How it ends what is told of what is in the way.
 pub const AGAIN: &str = "; trying again";
 
@@ -315,7 +319,8 @@ pub fn waiting(subject: &Subject, old: &Status, why: &str, now: Timestamp) -> Op
 
 /// Whoever waits is told what for: the state to tell and its reason, where they are not told yet.
 pub fn delayed(old: &Status, why: &str) -> Option<(State, String)> {
-    let reason = format!("{why}{AGAIN}");
+    let was_asked = old.reason.as_ref().is_some_and(|reason| reason.starts_with(ASKED));
+    let reason = if was_asked { format!("{ASKED}: {why}{AGAIN}") } else { format!("{why}{AGAIN}") };
     let under_way = match old.state {
         State::Preparing
         | State::Stopping
@@ -722,6 +727,13 @@ mod tests {
             assert!(delayed(&under_way, "libvirt is away").is_some(), "{state}");
             assert_eq!(under_way.doing.as_deref(), Some("building it"), "{state}");
         }
+        // What a guest was asked is known as long as it is up.
+        let asked = announced(&subject, None, State::Rescuing, Some(ASKED.to_owned()), at(4));
+        let (_, reason) = delayed(&asked, "libvirt is away").unwrap();
+        assert_eq!(reason, "its guest is asked to end: libvirt is away; trying again");
+        let told = Status { reason: Some(reason.clone()), ..asked };
+        assert_eq!(delayed(&told, "libvirt is away"), None);
+        assert!(delayed(&told, "etcd is away").unwrap().1.starts_with(ASKED));
         let starting = announced(&subject, Some(&told), State::Starting, None, at(4));
         assert!(delayed(&starting, "libvirt is away").is_some());
         let up = started(&subject, Some(&starting), at(5));

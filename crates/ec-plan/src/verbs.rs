@@ -389,6 +389,9 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Reboot(0), S::Paused | S::Suspended | S::Stopped | S::Rebooting) => {
             wish(Power::Running, 0, true)
         }
+        // It may wait for a guest that stands still, and goes on once that has ended.
+        (Verb::Stop(0), S::Rebuilding | S::Resizing) => wish(Power::Stopped, 0, false),
+        (Verb::Reboot(0), S::Rebuilding | S::Resizing) => wish(Power::Running, 0, true),
         (Verb::Reboot(_), S::Rebooting) => already(),
         (Verb::Reboot(_), S::Stopped) => refuse(START),
         (Verb::Reboot(_), S::Paused) => refuse(UNPAUSE),

@@ -25,6 +25,7 @@ mod rescue;
 mod resize;
 mod snapshots;
 mod stage;
+mod still;
 mod volumes;
 
 use futures::future::LocalBoxFuture;
@@ -86,6 +87,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         rescue::ALL,
         resize::ALL,
         snapshots::ALL,
+        still::ALL,
         volumes::ALL,
         build::ALL,
         records::ALL,

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use ec_hypervisor::HypervisorError;
+use ec_hypervisor::HypervisorError::{Failed, NotNow, TimedOut};
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Handover, Rebuilt, Resized, State, Status};
 use ec_plan::{
@@ -174,10 +174,15 @@ impl Worker {
                 Ok(())
             }
             // For now or for good: nothing else that is wanted of it waits for that.
-            Err(error @ (HypervisorError::Failed { .. } | HypervisorError::NotNow { .. })) => {
+            Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. })) => {
                 tracing::warn!(%error, "it has not the volumes that it is to have");
                 // An older etcd knows of none that it was given since.
-                let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
+                let has = match self.parts.hypervisor.volumes_of(self.job.instance).await {
+                    Ok(has) => has,
+                    // It stands still, and nobody can tell.
+                    Err(TimedOut { .. }) => Vec::new(),
+                    Err(error) => return Err(error.into()),
+                };
                 let either: BTreeSet<Attachment> = either.into_iter().chain(has).collect();
                 self.tell_volumes(Volumes::Failed(either.into_iter().collect(), error.to_string())).await?;
                 self.done.push(Change::VolumesFailed);

@@ -8,7 +8,7 @@ use super::{
     Admit, Announce, Aspect, Claim, Define, DropSuccessor, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS,
     MarkStarted, Next, NoteStart, Persist, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until,
     finish_start, first, known,
-    power::wish,
+    power::{end_at_once, wish},
     rebuild::rebuild,
     rescue::rescue,
     resize::{resize, short},
@@ -24,8 +24,22 @@ use crate::{
 /// comes before the disk: what somebody undefined while it runs is defined for good whatever else is wrong with it, and
 /// nothing is defined on a disk that is gone. Its volumes come before it is started, and hold nothing up. So do the wishes for a new disk, which may replace one that is gone, for another
 /// size, with which it is to start, for another to boot from, and for power: a guest can be ended without its disk.
-const ASPECTS: [Aspect; 12] =
-    [access, record, intent, definition, volumes, rebuild, resize, rescue, wish, disk, power, ready];
+/// A guest that is not to be asked is ended before all that may wait for it.
+const ASPECTS: [Aspect; 13] = [
+    access,
+    record,
+    intent,
+    definition,
+    end_at_once,
+    volumes,
+    rebuild,
+    resize,
+    rescue,
+    wish,
+    disk,
+    power,
+    ready,
+];
 
 /// The first pause before its policy starts a guest again, doubled each time in a row, and what it grows to.
 const RESTART_FIRST: Duration = Duration::from_secs(1);

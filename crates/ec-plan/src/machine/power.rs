@@ -78,6 +78,18 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
     })
 }
 
+/// Ends a guest that is up and is not to be asked. All else that is wanted of it comes after that: it may wait for a guest that
+/// stands still, and only its end frees what hangs.
+pub(super) fn end_at_once(facts: &Facts, limits: &Limits) -> Option<Plan> {
+    let is_up = matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)));
+    let ends = match facts.power.wanted {
+        Power::Stopped => true,
+        Power::Running => ends_first(facts),
+        Power::Paused | Power::Suspended => false,
+    };
+    if is_up && ends && facts.power.grace.is_zero() { wish(facts, limits) } else { None }
+}
+
 fn done(state: State, reason: Option<String>, why: &'static str) -> Plan {
     Plan::run(vec![NotePower(state, reason)], why)
 }

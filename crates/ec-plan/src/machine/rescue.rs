@@ -27,13 +27,10 @@ use super::{
     power::{GRACE, end_within},
     state,
 };
-use crate::{Facts, Limits, RecordFacts};
+use crate::{Facts, Limits, RecordFacts, status::ASKED};
 
 const SAVED: &str =
     "its memory lies on the node's disk and is of its own disk; `eschedule resume` lets it go on first";
-
-/// Told before it is asked, so that the next agent knows, too, that the guest may be about to end.
-const ASKED: &str = "its guest is asked to end";
 
 /// What is left to do of the wish, or of one that is not wanted any more.
 pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
@@ -105,8 +102,9 @@ fn is_ending(facts: &Facts) -> bool {
     is_its && is_up(facts) && !facts.observed.rescued && was_asked(facts)
 }
 
+/// Told before it is asked, so that the next agent knows, too, that the guest may be about to end.
 fn was_asked(facts: &Facts) -> bool {
-    known(facts).is_some_and(|status| status.reason.as_deref() == Some(ASKED))
+    known(facts).is_some_and(|status| status.reason.as_ref().is_some_and(|reason| reason.starts_with(ASKED)))
 }
 
 /// Has it end, telling all along that it was asked.

@@ -106,7 +106,7 @@ fn claim(stage: &Stage, guest: InstanceId) -> (u64, u64) {
     (claimed(&stage.world, guest, "VCPU"), claimed(&stage.world, guest, "DISK_GB"))
 }
 
-async fn is(stage: &Stage, guest: InstanceId, wanted: (u64, u64), has_claimed: (u64, u64)) {
+pub(super) async fn is(stage: &Stage, guest: InstanceId, wanted: (u64, u64), has_claimed: (u64, u64)) {
     let (has, holds) = (size(stage, guest).await, claim(stage, guest));
     let what = format!("it has {wanted:?} and has claimed {has_claimed:?}");
     if (has, holds) != (wanted, has_claimed) {
@@ -115,7 +115,7 @@ async fn is(stage: &Stage, guest: InstanceId, wanted: (u64, u64), has_claimed: (
     stage.say(format!("so it is: {what}"));
 }
 
-async fn does(stage: &Stage, guest: InstanceId, verb: &Verb) {
+pub(super) async fn does(stage: &Stage, guest: InstanceId, verb: &Verb) {
     let done = stage.user(1).wish(guest, verb).await;
     stage.demand(done.is_ok(), "it is done").await;
 }

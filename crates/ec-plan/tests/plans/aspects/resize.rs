@@ -89,6 +89,11 @@ fn a_guest_that_runs_is_given_more_and_asked_to_end_where_it_cannot_be_or_is_to_
         Facts { record: noted(size), ..wished(wanted, SMALL, state, domain) }
     };
     let (busier, roomier) = (Size { vcpus: 2, ..SMALL }, Size { memory_mb: 256, ..SMALL });
+    let stopped = |grace, facts: Facts| {
+        let (wanted, grace) = (Power::Stopped, Duration::from_secs(grace));
+        Facts { power: PowerFacts { wanted, grace, ..pending(facts.clone()).power }, ..facts }
+    };
+    let hard = || Runs(&[Announce(State::Stopping, None), Effect::PowerOff]);
     let narrow = |facts: Facts| Facts { held: SMALL, ..facts };
     let never = |facts: Facts| Facts { resize: ResizeFacts { wished: None, ..facts.resize }, ..facts };
     all([
@@ -109,6 +114,11 @@ fn a_guest_that_runs_is_given_more_and_asked_to_end_where_it_cannot_be_or_is_to_
         (narrow(growing(LARGE, LARGE, State::Resizing, RUNS)), Runs(&[ShutDown])),
         (narrow(growing(LARGE, LARGE, State::Resizing, ENDED)), Runs(&[Cover])),
         (narrow(wished(LARGE, SMALL, State::Resizing, RUNS)), Runs(&[Cover])),
+        // One that is not to be asked is ended before all that may wait for it.
+        (stopped(0, wished(LARGE, SMALL, State::Active, RUNS)), hard()),
+        (stopped(0, wished(LARGE, SMALL, State::Resizing, RUNS)), hard()),
+        (stopped(60, wished(LARGE, SMALL, State::Active, RUNS)), Runs(&[Grow])),
+        (stopped(0, wished(LARGE, SMALL, State::Active, ENDED)), Runs(&[Resize])),
         // With an older etcd it is not wanted any more, and may have it.
         (growing(SMALL, LARGE, State::Active, RUNS), ends()),
         (never(growing(SMALL, LARGE, State::Active, RUNS)), ends()),

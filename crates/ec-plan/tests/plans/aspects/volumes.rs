@@ -50,6 +50,13 @@ fn what_a_machine_cannot_have_holds_nothing_up() {
     };
     let Next::Run(effects) = plan(&stops, &LIMITS).next else { panic!("it is to be stopped") };
     assert!(!effects.contains(&SetVolumes), "{effects:?}");
+    // One that is not to be asked is ended first, tried or not; one that is asked has its volumes meanwhile.
+    for (grace, is_given) in [(0, false), (60, true)] {
+        let power = PowerFacts { grace: Duration::from_secs(grace), ..stops.power };
+        let untried = Facts { power, ..machine(7, 0, None, None, RUNS) };
+        let Next::Run(effects) = plan(&untried, &LIMITS).next else { panic!("it is to be stopped") };
+        assert_eq!(effects.contains(&SetVolumes), is_given, "{effects:?}");
+    }
     // Told of meanwhile, the start after its end would seem to have begun.
     for domain in [RUNS, Some(RunState::Paused(Pause::ByHand)), Some(RunState::Ended(End::ByHand))] {
         let reboots = Facts {
@@ -65,6 +72,29 @@ fn what_a_machine_cannot_have_holds_nothing_up() {
         let power = PowerFacts { pending, anew, ..PowerFacts::default() };
         holds(&Facts { power, ..machine(7, 0, Some(0), None, RUNS) }, &Runs(&[SetVolumes]));
     }
+}
+
+#[test]
+fn what_is_in_error_and_wished_otherwise_since_is_not_told_to_be_so_beside_its_volumes() {
+    let ended = Some(RunState::Ended(End::ByHand));
+    let wished = |wanted, told, has| {
+        let power = PowerFacts { wanted, pending: true, generation: 5, ..PowerFacts::default() };
+        let facts = says(State::Error, machine(7, has, Some(0), None, ended));
+        let StatusFacts::Known(status) = facts.status else { panic!("it is known") };
+        let status = StatusFacts::Known(KnownStatus { generation: told, ..status });
+        Facts { power, status, ..facts }
+    };
+    all([
+        (wished(Power::Running, 4, 0), Runs(&[Announce(State::Starting, None), SetVolumes])),
+        (wished(Power::Running, 4, 7), Runs(&[Announce(State::Starting, None), NoteVolumes])),
+        // That is what came of it.
+        (wished(Power::Running, 5, 0), Runs(&[SetVolumes])),
+        (wished(Power::Running, 5, 7), Runs(&[NoteVolumes])),
+    ]);
+    let Next::Run(effects) = plan(&wished(Power::Stopped, 4, 0), &LIMITS).next else {
+        panic!("it is stopped")
+    };
+    assert!(!effects.contains(&SetVolumes), "{effects:?}");
 }
 
 #[test]
