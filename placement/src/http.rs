@@ -23,6 +23,7 @@ mod providers;
 mod reply;
 mod reshaper;
 mod route;
+mod search;
 mod server;
 mod traits;
 mod usages;

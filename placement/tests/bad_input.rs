@@ -246,8 +246,11 @@ async fn queries_of_any_kind_are_answered_soon() {
     let server = Server::start().await;
     for number in 0..20 {
         server
-            .provider(100 + number, None, &[("VCPU", 8), ("MEMORY_MB", 4096)], &["HW_CPU_X86_AVX"], &[])
+            .provider(100 + number, None, &[("VCPU", 8), ("MEMORY_MB", 4096)], &["HW_CPU_X86_AVX"], &[7])
             .await;
+    }
+    for number in 0..300 {
+        server.provider(200 + number, None, &[], &[], &[7]).await;
     }
     server.provider(99, None, &[("VCPU", 8000)], &[], &[]).await;
     let many: String = (1..=2000).map(|group| format!("&resources{group}=VCPU:1")).collect();
@@ -255,7 +258,19 @@ async fn queries_of_any_kind_are_answered_soon() {
     let deep: String = (0..3200).map(|group| format!("&resources{group:03x}=VCPU:1")).collect();
     let product: String = (1..=12).map(|group| format!("&resources_{group}=VCPU:1")).collect();
     let never: String = (1..=2000).map(|group| format!("_{group},")).collect();
+    let repeated = format!("&member_of={}", uuid(7)).repeat(1300);
+    // Each another list, and everybody is in all of them but the last.
+    let others: String = (0..700).map(|n| format!("&member_of=in:{},{}", uuid(7), uuid(1000 + n))).collect();
+    let nowhere = format!("&member_of={}", uuid(8));
+    let traits = format!("&required=in:HW_CPU_X86_AVX{}", ",HW_CPU_X86_AVX".repeat(4000));
     let queries = [
+        (format!("/allocation_candidates?resources=VCPU:1{repeated}{nowhere}"), 200),
+        (format!("/allocation_candidates?resources=VCPU:1{others}{nowhere}"), 200),
+        (format!("/allocation_candidates?resources=VCPU:1{others}"), 200),
+        (format!("/allocation_candidates?resources=VCPU:1{traits}"), 200),
+        (format!("/resource_providers?{repeated}{nowhere}"), 200),
+        (format!("/resource_providers?{others}"), 200),
+        (format!("/resource_providers?{traits}"), 200),
         ("/allocation_candidates?resources=%ff%fe".to_owned(), 400),
         ("/allocation_candidates?resources=VCPU:99999999999999999999".into(), 400),
         ("/allocation_candidates?resources=VCPU:9223372036854775807".into(), 200),

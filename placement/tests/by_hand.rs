@@ -98,7 +98,7 @@ fn offered(replica: &Replica) -> (Vec<Uuid>, Vec<Uuid>) {
     let group = Group { resources: vec![(intern("VCPU"), 1)], ..Group::default() };
     let query = Query { groups: vec![group], ..Query::default() };
     replica.peek(|state| {
-        let listed = providers(state, &ProviderFilter::default()).unwrap();
+        let listed = providers(state, &ProviderFilter::default(), BUDGET).unwrap();
         (
             search(state, &query, Options::default(), BUDGET).unwrap().providers,
             listed.into_iter().map(|slot| state.node(slot).uuid).collect(),

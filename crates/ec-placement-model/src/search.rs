@@ -144,7 +144,8 @@ pub struct Candidates {
     pub summaries: Vec<Summary>,
 }
 
-/// Finds candidates, in so many steps: [`BUDGET`] where there is time.
+/// Finds candidates, in so many steps: [`BUDGET`] where there is time. A provider that is held against a list takes a step for each
+/// name of the list.
 ///
 /// # Errors
 /// A name in the query that is not known, unless what stands before it in the query has no match anyway.
@@ -158,9 +159,10 @@ pub fn search(
     for name in query.root_required.iter().chain(&query.root_forbidden) {
         known_trait(state, name)?;
     }
-    let fits: Vec<Fit<'_>> = query.groups.iter().map(|group| Fit::new(state, group)).collect();
+    let fits = query.groups.iter().map(|group| Fit::new(state, group, &mut budget));
+    let fits = fits.collect::<Result<Vec<Fit<'_>>, SearchError>>()?;
     let anchors = Anchors::new(state, query);
-    if anchors.is_empty() {
+    if anchors.is_empty(&mut budget)? {
         return Ok(Candidates::default());
     }
     // As the first unknown name in the order of groups makes an error, so does the first group without a
@@ -184,7 +186,7 @@ pub fn search(
     } else {
         least(query.limit, options.max_candidates)
     };
-    let mut combiner = Combiner::new(state, query, &fits, budget);
+    let mut combiner = Combiner::new(state, query, &fits, &anchors, budget);
     if options.breadth_first {
         combiner.breadth_first(anchors.smallest(&fits), most)?;
     } else {
@@ -201,8 +203,11 @@ pub fn search(
 
 /// Whether a group can be served anywhere.
 fn is_served(anchors: &Anchors<'_>, fit: &Fit<'_>, budget: &mut Budget) -> Result<bool, SearchError> {
+    if fit.is_hopeless() {
+        return Ok(false);
+    }
     for anchor in anchors.of_group(fit) {
-        if fit.matches_at(anchor, budget)? {
+        if anchors.allows(anchor, budget)? && fit.matches_at(anchor, budget)? {
             return Ok(true);
         }
     }
@@ -240,5 +245,5 @@ fn unknown_name(state: &State, group: &Group, fit: &Fit<'_>) -> Option<Option<Se
     }
     let traits = group.required.iter().flatten().chain(&group.forbidden);
     let error = traits.into_iter().find_map(|name| known_trait(state, name).err())?;
-    Some((!fit.no_members()).then_some(error))
+    Some((!fit.no_members).then_some(error))
 }

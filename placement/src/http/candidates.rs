@@ -1,8 +1,9 @@
 //! `/allocation_candidates`
 
-use std::{collections::HashSet, io::Write, sync::Arc, time::Duration};
+use std::{collections::HashSet, io::Write, sync::Arc};
 
 use ec_placement_model::{
+    State,
     search::{BUDGET, Candidate, Candidates, Options, Query, SearchError, Summary, search},
     standard_first,
 };
@@ -18,44 +19,18 @@ use super::{
 
 const LIST: Rule = Rule("placement:allocation_candidates:list");
 
-/// Steps of a search that is done at once, where it was asked for: some milliseconds. What takes more is done
-/// on a copy of the state and beside the threads that serve connections, so that nobody waits for it.
-const QUICK: u64 = 100_000;
-
-/// A search that may take long waits so long for its turn.
-const PATIENCE: Duration = Duration::from_secs(10);
-
 pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(LIST)?;
     let query = call.candidates_query()?;
     let config = &call.api.config;
     let options = Options { randomize: config.randomize.then(rand::random), ..config.search };
     let minor = call.minor;
-    let replica = &call.api.replica;
-    replica.fresh().await?;
-    replica.peek(use_known)?;
-    let document = match replica.peek(|state| search(state, &query, options, QUICK)) {
-        Ok(found) => write(&found, &query, minor),
-        Err(SearchError::TooWide) => {
-            let searches = Arc::clone(&call.api.searches);
-            let place = tokio::time::timeout(PATIENCE, searches.acquire_owned())
-                .await
-                .map_err(|_| ApiError::new(503, "Too many long searches wait for each other."))?;
-            let replica = replica.clone();
-            // Another thread, so that it goes on to its end whoever waits for it; its place goes with it.
-            let work = move || {
-                let found = search(&replica.copy(), &query, options, BUDGET).map_err(refused)?;
-                let document = write(&found, &query, minor);
-                drop(place);
-                Ok::<_, ApiError>(document)
-            };
-            tokio::task::spawn_blocking(work)
-                .await
-                .map_err(|error| ApiError::new(500, error.to_string()))??
-        }
-        Err(error) => return Err(refused(error)),
-    };
-    Ok(Reply::raw(document, now()))
+    let query = Arc::new(query);
+    let asked = Arc::clone(&query);
+    call.read(use_known).await?;
+    let find = move |state: &State, budget| search(state, &query, options, budget);
+    let found = call.search(BUDGET, find, move |found| write(&found, &asked, minor)).await?;
+    Ok(Reply::raw(found.map_err(refused)?, now()))
 }
 
 fn refused(error: SearchError) -> ApiError {

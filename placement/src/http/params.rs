@@ -1,6 +1,9 @@
 //! Query strings, read into what is searched for.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    hash::Hash,
+};
 
 use ec_placement_model::{
     Name, intern,
@@ -47,6 +50,23 @@ pub(super) fn uuid_like(text: &str) -> Option<Uuid> {
         return None;
     }
     Uuid::try_parse(&digits).ok()
+}
+
+/// Each once, in the order of its first mention: who repeats a name does not have it looked for again.
+fn unique<T: Clone + Eq + Hash>(all: impl IntoIterator<Item = T>) -> Vec<T> {
+    let mut seen = HashSet::new();
+    all.into_iter().filter(|one| seen.insert(one.clone())).collect()
+}
+
+/// The same of lists of which one is wanted each: two with the same in them are one, whatever their order.
+fn unique_lists<T: Clone + Ord + Hash>(lists: Vec<Vec<T>>) -> Vec<Vec<T>> {
+    let mut seen = HashSet::new();
+    let sorted = |list: &Vec<T>| {
+        let mut list = list.clone();
+        list.sort_unstable();
+        list
+    };
+    lists.into_iter().filter(|list| seen.insert(sorted(list))).collect()
 }
 
 fn invalid(detail: String) -> ApiError {
@@ -112,7 +132,7 @@ fn traits(text: &str, may_forbid: bool, may_choose: bool) -> ApiResult<Traits> {
                 "The format 'in:{form}' does not support forbidden traits. Got: {text}"
             )));
         }
-        return Ok((vec![names.into_iter().map(intern).collect()], Vec::new()));
+        return Ok((vec![unique(names.into_iter().map(intern))], Vec::new()));
     }
     let names: Vec<&str> = text.split(',').map(str::trim).collect();
     let (forbidden, required): (Vec<&str>, Vec<&str>) = names.iter().partition(|name| name.starts_with('!'));
@@ -128,8 +148,8 @@ fn traits(text: &str, may_forbid: bool, may_choose: bool) -> ApiResult<Traits> {
             "Expected 'required' parameter value of the form: HW_CPU_X86_VMX,CUSTOM_MAGIC. Got: {text}"
         )));
     }
-    let required = required.into_iter().map(|name| vec![intern(name)]).collect();
-    Ok((required, forbidden.into_iter().map(intern).collect()))
+    let required = unique(required).into_iter().map(|name| vec![intern(name)]).collect();
+    Ok((required, unique(forbidden).into_iter().map(intern).collect()))
 }
 
 /// One value of `member_of`: aggregates of which one is required, and those that are forbidden.
@@ -147,7 +167,7 @@ fn member_of(text: &str) -> ApiResult<(Vec<Uuid>, Vec<Uuid>)> {
                 invalid(format!("Expected 'member_of' parameter to contain valid UUID(s). Got: {one}"))
             })?);
         }
-        Ok(uuids)
+        Ok(unique(uuids))
     };
     if let Some(list) = text.strip_prefix("!in:") {
         Ok((Vec::new(), uuids(list)?))
@@ -207,7 +227,7 @@ impl Call<'_> {
             required.extend(more_required);
             forbidden.extend(more_forbidden);
         }
-        Ok((required, forbidden))
+        Ok((unique_lists(required), unique(forbidden)))
     }
 
     fn members(&self, params: &Params<'_>, suffix: &str) -> ApiResult<(Vec<Vec<Uuid>>, Vec<Uuid>)> {
@@ -230,7 +250,7 @@ impl Call<'_> {
             }
             forbidden.extend(none);
         }
-        Ok((required, forbidden))
+        Ok((unique_lists(required), unique(forbidden)))
     }
 
     /// The filter of a list of providers.
@@ -479,6 +499,22 @@ mod tests {
             assert_eq!(uuid_like(&other), exact_uuid(text), "{other}");
         }
         assert!(uuid_like("7d3c").is_none());
+    }
+
+    /// There is room for thousands of names in a query, and each is held against every provider.
+    #[test]
+    fn what_is_said_twice_is_looked_for_once() {
+        let names = |names: &[&str]| names.iter().map(|name| intern(name)).collect::<Vec<Name>>();
+        assert_eq!(traits("in:B,A,B", true, true).unwrap().0, [names(&["B", "A"])]);
+        let all_of = (vec![names(&["B"]), names(&["A"])], names(&["C"]));
+        assert_eq!(traits("B,!C,A,B,!C", true, true).unwrap(), all_of);
+        let uuid = |number: u128| Uuid::from_u128(number);
+        let (one, two) = (uuid(1).to_string(), uuid(2).to_string());
+        let shouted = uuid(1).simple().to_string().to_uppercase();
+        let any_of = (vec![uuid(2), uuid(1)], Vec::new());
+        assert_eq!(member_of(&format!("in:{two},{one},{shouted},{two}")).unwrap(), any_of);
+        assert_eq!(member_of(&format!("!in:{one},{shouted}")).unwrap().1, [uuid(1)]);
+        assert_eq!(unique_lists(vec![vec![2, 1], vec![3], vec![1, 2]]), [vec![2, 1], vec![3]]);
     }
 
     #[test]

@@ -3,7 +3,7 @@
 use std::{collections::HashSet, sync::Arc};
 
 use ec_placement_model::{
-    Command, Key, ModelError, Outcome, Provider, Seconds, State,
+    Command, Key, ModelError, Node, Outcome, Provider, State,
     search::{self, SearchError},
 };
 use ec_placement_schema::Body;
@@ -59,10 +59,14 @@ pub(super) fn find(state: &State, text: &str) -> ApiResult<Found> {
     let missing = || ApiError::not_found(format!("No resource provider with uuid {text} found"));
     let uuid = exact_uuid(text).ok_or_else(missing)?;
     readable(state, &Key::Provider(uuid))?;
-    let node = state.find(&uuid).ok_or_else(missing)?;
-    let provider = Arc::clone(node.provider.as_ref().ok_or_else(missing)?);
+    state.find(&uuid).and_then(|node| found(state, node)).ok_or_else(missing)
+}
+
+/// A node as handlers look at it, where it is a provider.
+fn found(state: &State, node: &Node) -> Option<Found> {
+    let provider = Arc::clone(node.provider.as_ref()?);
     let generation = node.generation.as_ref().map_or(0, |stored| stored.record);
-    Ok(Found { uuid: node.uuid, provider, generation, root: state.node(node.root).uuid })
+    Some(Found { uuid: node.uuid, provider, generation, root: state.node(node.root).uuid })
 }
 
 /// What came of a write, as a provider. Every command on a provider answers with one.
@@ -111,35 +115,20 @@ impl Call<'_> {
 pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     call.allow(LIST)?;
     let filter = call.provider_filter()?;
-    let (documents, modified) = call
-        .read(|state| {
-            if !filter.resources.is_empty() {
-                use_known(state)?;
-            }
-            let slots = search::providers(state, &filter).map_err(|error| {
-                ApiError::bad_request(match error {
-                    SearchError::UnknownTrait(_) => {
-                        format!("Invalid trait(s) in \"required\" parameter: {error}")
-                    }
-                    _ => format!("Invalid resource class in resources parameter: {error}"),
-                })
-            })?;
-            let mut modified: Option<Seconds> = None;
-            let mut documents = Vec::with_capacity(slots.len());
-            for slot in slots {
-                let node = state.node(slot);
-                let Some(provider) = &node.provider else { continue };
-                modified = modified.max(Some(provider.updated_at));
-                documents.push(call.provider_json(&Found {
-                    uuid: node.uuid,
-                    provider: Arc::clone(provider),
-                    generation: node.generation.as_ref().map_or(0, |stored| stored.record),
-                    root: state.node(node.root).uuid,
-                }));
-            }
-            Ok((documents, modified))
+    call.read(|state| if filter.resources.is_empty() { Ok(()) } else { use_known(state) }).await?;
+    let find = move |state: &State, budget| {
+        let slots = search::providers(state, &filter, budget)?;
+        Ok(slots.into_iter().filter_map(|slot| found(state, state.node(slot))).collect::<Vec<Found>>())
+    };
+    // It goes through all providers once, so that a long one has an end by itself: none is refused.
+    let providers = call.search(u64::MAX, find, |providers| providers).await?.map_err(|error| {
+        ApiError::bad_request(match error {
+            SearchError::UnknownTrait(_) => format!("Invalid trait(s) in \"required\" parameter: {error}"),
+            _ => format!("Invalid resource class in resources parameter: {error}"),
         })
-        .await?;
+    })?;
+    let modified = providers.iter().map(|found| found.provider.updated_at).max();
+    let documents: Vec<Value> = providers.iter().map(|found| call.provider_json(found)).collect();
     Ok(Reply::json(&json!({ "resource_providers": documents }), modified.unwrap_or_else(now)))
 }
 

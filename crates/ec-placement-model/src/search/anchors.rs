@@ -3,7 +3,7 @@
 use std::{cmp::Reverse, collections::HashSet};
 
 use super::{
-    Query,
+    Budget, Query, SearchError,
     fit::{Fit, is_sharing},
 };
 use crate::{Node, Slot, State};
@@ -20,22 +20,28 @@ impl<'a> Anchors<'a> {
     }
 
     /// Whether what is asked of roots rules all of them out.
-    pub(super) fn is_empty(&self) -> bool {
-        (!self.query.root_required.is_empty() || !self.query.root_forbidden.is_empty())
-            && !self
-                .state
-                .providers()
-                .any(|(slot, _)| self.state.node(slot).root == slot && self.allows(slot))
+    pub(super) fn is_empty(&self, budget: &mut Budget) -> Result<bool, SearchError> {
+        if self.query.root_required.is_empty() && self.query.root_forbidden.is_empty() {
+            return Ok(false);
+        }
+        for (slot, node) in self.state.providers() {
+            if node.root == slot && self.allows(slot, budget)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
-    fn allows(&self, anchor: Slot) -> bool {
+    /// Whether an anchor is as roots are asked to be.
+    pub(super) fn allows(&self, anchor: Slot, budget: &mut Budget) -> Result<bool, SearchError> {
+        budget.spend(self.query.root_required.len() + self.query.root_forbidden.len())?;
         let node = self.state.node(anchor);
-        let Some(provider) = &node.provider else { return false };
-        self.query.root_required.iter().all(|name| provider.has_trait(name))
-            && !self.query.root_forbidden.iter().any(|name| provider.has_trait(name))
+        let Some(provider) = &node.provider else { return Ok(false) };
+        Ok(self.query.root_required.iter().all(|name| provider.has_trait(name))
+            && !self.query.root_forbidden.iter().any(|name| provider.has_trait(name)))
     }
 
-    /// Every anchor at which any group can be served, through the group with the fewest; each once.
+    /// Every anchor at which any group can be served, through the group with the fewest; each once, whether it is allowed or not.
     pub(super) fn smallest(&'a self, fits: &'a [Fit<'a>]) -> Box<dyn Iterator<Item = Slot> + 'a> {
         match fits.iter().min_by_key(|fit| self.weight(fit)) {
             Some(fit) => self.of_group(fit),
@@ -43,13 +49,13 @@ impl<'a> Anchors<'a> {
         }
     }
 
-    /// Every anchor at which a group may be served; each once.
+    /// Every anchor at which a group may be served; each once, whether it is allowed or not.
     pub(super) fn of_group(&'a self, fit: &'a Fit<'a>) -> Box<dyn Iterator<Item = Slot> + 'a> {
         let mut seen = HashSet::new();
         let providers = self.sources(fit).into_iter().min_by_key(|source| self.source_weight(source));
         let Some(source) = providers else { return Box::new(std::iter::empty()) };
         let anchors = self.slots(source).flat_map(|slot| self.anchors_of(self.state.node(slot)));
-        Box::new(anchors.filter(move |anchor| seen.insert(*anchor)).filter(|anchor| self.allows(*anchor)))
+        Box::new(anchors.filter(move |anchor| seen.insert(*anchor)))
     }
 
     /// The root of a provider's tree; and, where it shares, of every tree in its aggregates.

@@ -7,6 +7,7 @@ use std::{
 
 use super::{
     Budget, Candidate, Candidates, Query, SearchError, Summary,
+    anchors::Anchors,
     fit::{Fit, Pool},
 };
 use crate::{Name, Slot, State};
@@ -38,6 +39,7 @@ pub(super) struct Combiner<'a> {
     state: &'a State,
     query: &'a Query,
     fits: &'a [Fit<'a>],
+    anchors: &'a Anchors<'a>,
     /// The classes of each group's resources, as numbers.
     classes: Vec<Vec<usize>>,
     /// By number.
@@ -50,7 +52,13 @@ pub(super) struct Combiner<'a> {
 }
 
 impl<'a> Combiner<'a> {
-    pub(super) fn new(state: &'a State, query: &'a Query, fits: &'a [Fit<'a>], budget: Budget) -> Self {
+    pub(super) fn new(
+        state: &'a State,
+        query: &'a Query,
+        fits: &'a [Fit<'a>],
+        anchors: &'a Anchors<'a>,
+        budget: Budget,
+    ) -> Self {
         let repeats = !state.sharing().is_empty();
         let mut class_names: Vec<Name> = Vec::new();
         let mut numbers: HashMap<Name, usize> = HashMap::new();
@@ -69,6 +77,7 @@ impl<'a> Combiner<'a> {
             state,
             query,
             fits,
+            anchors,
             classes,
             class_names,
             repeats,
@@ -118,10 +127,14 @@ impl<'a> Combiner<'a> {
     }
 
     fn at(&mut self, anchor: Slot, most: usize) -> Result<(), SearchError> {
+        if !self.anchors.allows(anchor, &mut self.budget)? {
+            return Ok(());
+        }
         let pool = Pool::new(self.state, anchor);
-        self.budget.spend(1 + pool.tree.len() + pool.sharing.len())?;
+        self.budget.spend(1)?;
         let mut ways = Vec::with_capacity(self.fits.len());
         for fit in self.fits {
+            self.budget.spend(fit.steps_at(&pool))?;
             let group_ways = if fit.together { self.together(fit, &pool)? } else { self.alone(fit, &pool) };
             if group_ways.is_empty() {
                 return Ok(());
@@ -143,7 +156,7 @@ impl<'a> Combiner<'a> {
         let mut steps = 0;
         let left = self.budget.left();
         product(&choices, &mut |picked| {
-            steps += picked.len();
+            steps += fit.steps_together(picked);
             if fit.traits_together(picked) {
                 steps += KEPT;
                 ways.push(picked.to_vec());

@@ -13,6 +13,12 @@ pub(super) struct Fit<'a> {
     pub(super) together: bool,
     /// The root of the tree that it must be served from.
     tree: Option<Slot>,
+    /// Whether aggregates are asked for that nobody is in.
+    pub(super) no_members: bool,
+    /// What it takes to hold it against one provider: a step for each class and each name of its lists.
+    weight: usize,
+    /// How many names of traits are required, all lists together.
+    traits: usize,
 }
 
 /// Who lies at an anchor: its tree, and who shares with it from elsewhere.
@@ -39,43 +45,50 @@ impl Pool {
         }
         Self { anchor, tree, sharing }
     }
+
+    fn len(&self) -> usize {
+        self.tree.len() + self.sharing.len()
+    }
 }
 
 impl<'a> Fit<'a> {
-    pub(super) fn new(state: &'a State, group: &'a Group) -> Self {
+    pub(super) fn new(state: &'a State, group: &'a Group, budget: &mut Budget) -> Result<Self, SearchError> {
         // Where nothing is shared and nothing nested, one provider serves all of it in any case.
         let together = group.suffix.is_empty() && (state.has_trees() || !state.sharing().is_empty());
         let tree = group.in_tree.and_then(|uuid| state.find(&uuid)).map(|node| node.root);
-        Self { state, group, together, tree }
-    }
-
-    /// Whether aggregates are asked for that nobody is in.
-    pub(super) fn no_members(&self) -> bool {
-        !self.group.member_of.is_empty()
-            && !self.group.member_of.iter().flatten().any(|aggregate| {
-                self.state.in_aggregate(aggregate).iter().any(|slot| self.is_member(self.state.node(*slot)))
-            })
+        let no_members = no_members(state, &group.member_of, budget)?;
+        let traits = names(&group.required);
+        let aggregates = names(&group.member_of) + group.forbidden_aggregates.len();
+        let weight = group.resources.len().max(1) + traits + group.forbidden.len() + aggregates;
+        Ok(Self { state, group, together, tree, no_members, weight, traits })
     }
 
     /// Whether it can be seen without looking further that nobody fits.
     pub(super) fn is_hopeless(&self) -> bool {
-        self.no_members() || (self.group.in_tree.is_some() && self.tree.is_none())
+        self.no_members || (self.group.in_tree.is_some() && self.tree.is_none())
+    }
+
+    /// Steps to hold the group against everybody at an anchor.
+    pub(super) fn steps_at(&self, pool: &Pool) -> usize {
+        self.weight * pool.len()
+    }
+
+    /// Steps to look whether providers have the traits together.
+    pub(super) fn steps_together(&self, picked: &[Slot]) -> usize {
+        picked.len() * (1 + self.traits)
     }
 
     /// Whether anything at an anchor serves the group.
     pub(super) fn matches_at(&self, anchor: Slot, budget: &mut Budget) -> Result<bool, SearchError> {
-        if self.is_hopeless() {
-            return Ok(false);
-        }
         let pool = Pool::new(self.state, anchor);
-        budget.spend(1 + pool.tree.len() + pool.sharing.len())?;
+        budget.spend(1 + self.steps_at(&pool))?;
         if !self.together {
             return Ok(!self.alone(&pool).is_empty());
         }
         // Traits are met by the providers together: some combination must do.
         let (mut found, mut steps, left) = (false, 0, budget.left());
         super::combine::product(&self.choices(&pool), &mut |picked| {
-            steps += picked.len();
+            steps += self.steps_together(picked);
             found = self.traits_together(picked);
             !found && steps <= left
         });
@@ -182,6 +195,29 @@ pub(super) fn has_traits(provider: &Provider, required: &[Vec<crate::Name>]) -> 
 
 pub(super) fn is_member(node: &Node, member_of: &[Vec<Uuid>]) -> bool {
     member_of.iter().all(|any| in_any(node, any))
+}
+
+/// Whether aggregates are asked for that nobody is in. Who is in all of them is in the one that has the fewest, too: nobody else is
+/// looked at.
+pub(super) fn no_members(
+    state: &State,
+    member_of: &[Vec<Uuid>],
+    budget: &mut Budget,
+) -> Result<bool, SearchError> {
+    let members = |any: &&Vec<Uuid>| any.iter().map(|one| state.in_aggregate(one).len()).sum::<usize>();
+    let Some(fewest) = member_of.iter().min_by_key(members) else { return Ok(false) };
+    for slot in fewest.iter().flat_map(|aggregate| state.in_aggregate(aggregate)) {
+        budget.spend(names(member_of))?;
+        if is_member(state.node(*slot), member_of) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// How many there are in lists.
+pub(super) fn names<T>(lists: &[Vec<T>]) -> usize {
+    lists.iter().map(Vec::len).sum()
 }
 
 pub(super) fn in_any(node: &Node, aggregates: &[Uuid]) -> bool {

@@ -3,8 +3,8 @@
 use uuid::Uuid;
 
 use super::{
-    SearchError,
-    fit::{has_room, has_traits, in_any, is_member},
+    Budget, SearchError,
+    fit::{has_room, has_traits, in_any, is_member, names, no_members},
     known_class, known_trait,
 };
 use crate::{Key, Name, Slot, State};
@@ -30,11 +30,13 @@ pub struct ProviderFilter {
     pub resources: Vec<(Name, i64)>,
 }
 
-/// The providers that are wanted.
+/// The providers that are wanted, found in so many steps: one for each provider that is looked at, and for each name of a list that
+/// it is held against.
 ///
 /// # Errors
-/// A name that is not known, unless what stands before it has no match anyway.
-pub fn providers(state: &State, filter: &ProviderFilter) -> Result<Vec<Slot>, SearchError> {
+/// A name that is not known, unless what stands before it has no match anyway; or more steps would have to be taken.
+pub fn providers(state: &State, filter: &ProviderFilter, budget: u64) -> Result<Vec<Slot>, SearchError> {
+    let mut budget = Budget(budget);
     let tree = match filter.in_tree {
         Some(uuid) => match state.find(&uuid) {
             Some(node) => Some(node.root),
@@ -43,15 +45,11 @@ pub fn providers(state: &State, filter: &ProviderFilter) -> Result<Vec<Slot>, Se
         None => None,
     };
     filter.required.iter().flatten().try_for_each(|name| known_trait(state, name))?;
-    let anyone = |wanted: &dyn Fn(Slot) -> bool| state.providers().any(|(slot, _)| wanted(slot));
-    let provider = |slot: Slot| state.node(slot).provider.as_ref();
-    if !filter.required.is_empty()
-        && !anyone(&|slot| provider(slot).is_some_and(|record| has_traits(record, &filter.required)))
-    {
+    if nobody_has(state, &filter.required, &mut budget)? {
         return Ok(Vec::new());
     }
     filter.forbidden.iter().try_for_each(|name| known_trait(state, name))?;
-    if !filter.member_of.is_empty() && !anyone(&|slot| is_member(state.node(slot), &filter.member_of)) {
+    if no_members(state, &filter.member_of, &mut budget)? {
         return Ok(Vec::new());
     }
     for (class, _) in &filter.resources {
@@ -81,5 +79,21 @@ pub fn providers(state: &State, filter: &ProviderFilter) -> Result<Vec<Slot>, Se
         (_, _, Some(root)) => state.subtree(root),
         _ => state.providers().map(|(slot, _)| slot).collect(),
     };
+    let traits = names(&filter.required) + filter.forbidden.len();
+    let aggregates = names(&filter.member_of) + filter.forbidden_aggregates.len();
+    budget.spend(candidates.len() * (1 + traits + aggregates + filter.resources.len()))?;
     Ok(candidates.into_iter().filter(|slot| wanted(*slot)).collect())
+}
+
+/// Whether traits are asked for that nobody has. Who has one of each list has one of the rarest list, too: nobody else is looked at.
+fn nobody_has(state: &State, required: &[Vec<Name>], budget: &mut Budget) -> Result<bool, SearchError> {
+    let bearers = |any: &&Vec<Name>| any.iter().map(|name| state.with_trait(name).len()).sum::<usize>();
+    let Some(fewest) = required.iter().min_by_key(bearers) else { return Ok(false) };
+    for slot in fewest.iter().flat_map(|name| state.with_trait(name)) {
+        budget.spend(names(required))?;
+        if state.node(*slot).provider.as_ref().is_some_and(|record| has_traits(record, required)) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

@@ -98,7 +98,7 @@ fn names_that_nobody_knows_are_told_in_the_order_in_which_they_are_looked_at() {
     let answer = search(&nobody, &of(vec![asks("", &[("CUSTOM_NO", 1)])]), Options::default(), BUDGET);
     assert_eq!(answer.err(), unknown_class, "although there is nobody at all");
     for (filter, expected) in filters {
-        assert_eq!(providers(&hosts, &filter).err(), *expected, "{filter:?}");
+        assert_eq!(providers(&hosts, &filter, BUDGET).err(), *expected, "{filter:?}");
     }
 }
 
@@ -160,14 +160,14 @@ fn what_is_looked_at_and_what_is_kept_is_counted_and_bounded() {
     let one = all([host(1, None, |_| {})]).state();
     // An anchor and its one provider; one way; one choice; a candidate of one amount and one group, and what it weighs.
     assert_eq!(cost(&one, &of(vec![asks("", &[("VCPU", 1)])])), (1 + 1) + 1 + 1 + (1 + 1 + 8));
-    // The second choice looks through what the first took.
+    // Each group is held against the provider; the second choice looks through what the first took.
     let two = of(vec![asks("_A", &[("VCPU", 1)]), asks("_B", &[("VCPU", 1)])]);
-    assert_eq!(cost(&one, &two), (1 + 1) + (1 + 1) + (1 + 2) + (2 + 2 + 8));
+    assert_eq!(cost(&one, &two), (1 + 2) + (1 + 1) + (1 + 2) + (2 + 2 + 8));
     let bare = |record: &mut Provider| record.inventories.clear();
     let tree = all([host(1, None, bare), host(2, Some(1), |_| {}), host(3, Some(1), |_| {})]).state();
     // Four ways to pick two out of two, each kept, chosen and told.
     let both = of(vec![asks("", &[("VCPU", 1), ("DISK_GB", 1)])]);
-    assert_eq!(cost(&tree, &both), (1 + 3) + 4 * (2 + 8) + 4 + 4 + 4 * (2 + 1 + 8));
+    assert_eq!(cost(&tree, &both), (1 + 3 * 2) + 4 * (2 + 8) + 4 + 4 + 4 * (2 + 1 + 8));
     let shared = all([
         host(1, None, |record| record.aggregates = vec![aggregate(1)]),
         host(2, None, |record| {
@@ -199,14 +199,15 @@ fn a_search_goes_by_the_index_that_has_the_fewest() {
     let cpu = || asks("", &[("VCPU", 1)]);
     assert_eq!(cost(&state, &of(vec![cpu()])), 200 * one);
     assert_eq!(cost(&state, &Query { limit: Some(3), ..of(vec![cpu()]) }), 3 * one);
-    assert_eq!(cost(&state, &of(vec![Group { required: vec![vec![intern("CUSTOM_T")]], ..cpu() }])), one);
-    assert_eq!(cost(&state, &of(vec![Group { member_of: vec![vec![aggregate(1)]], ..cpu() }])), one);
+    assert_eq!(cost(&state, &of(vec![Group { required: vec![vec![intern("CUSTOM_T")]], ..cpu() }])), one + 1);
+    // Whether anybody is in it at all was looked at before.
+    assert_eq!(cost(&state, &of(vec![Group { member_of: vec![vec![aggregate(1)]], ..cpu() }])), 1 + one + 1);
     let half = Group { required: vec![vec![intern("HW_CPU_X86_AVX")]], ..cpu() };
-    assert_eq!(cost(&state, &of(vec![half])), 99 * one);
+    assert_eq!(cost(&state, &of(vec![half])), 99 * (one + 1));
     // By the room that is left, of both classes and of both groups.
-    assert_eq!(cost(&state, &of(vec![asks("", &[("VCPU", 1), ("DISK_GB", 90)])])), one + 1);
+    assert_eq!(cost(&state, &of(vec![asks("", &[("VCPU", 1), ("DISK_GB", 90)])])), one + 2);
     let groups = || [asks("_A", &[("VCPU", 1)]), asks("_B", &[("DISK_GB", 90)])];
-    let both = (1 + 1) + (1 + 1) + (1 + 2) + (2 + 2 + 8);
+    let both = (1 + 2) + (1 + 1) + (1 + 2) + (2 + 2 + 8);
     assert_eq!(cost(&state, &of(groups().into())), both);
     assert_eq!(cost(&state, &of(groups().into_iter().rev().collect())), both);
 }
@@ -227,8 +228,113 @@ fn who_shares_with_many_is_no_short_way() {
     });
     let state = all(members.chain([sharing])).state();
     let query = of(vec![asks("_A", &[("DISK_GB", 1)]), asks("_B", &[("VCPU", 90)])]);
-    let one = (1 + 1 + 1) + (1 + 1) + (1 + 2) + (2 + 2 + 8);
+    let one = (1 + 2 * 2) + (1 + 1) + (1 + 2) + (2 + 2 + 8);
     assert_eq!(cost(&state, &query), 2 * one);
+}
+
+/// As many lists as there is room for in a query. None of them is gone through unless that is counted.
+#[test]
+fn what_lists_make_a_search_look_at_is_counted() {
+    let in_one = |number: u128| {
+        host(number, None, |record| {
+            (record.aggregates, record.traits) = (vec![aggregate(1)], vec![intern("HW_CPU_X86_AVX")]);
+        })
+    };
+    let (hosts, lists) = (50, 100);
+    let flat = all((0..50).map(in_one));
+    let nested = all((0..50).map(in_one).chain([host(60, Some(0), |_| {})]));
+    let cpu = || asks("", &[("VCPU", 1)]);
+    let unknown = || asks("_Z", &[("CUSTOM_NO", 1)]);
+    // All of them are in the first of each list, and in none of the last list of all, in which are as many others.
+    let others = (100..200).map(|number| host(number, None, |record| record.aggregates = vec![aggregate(9)]));
+    let apart = all((0..50).map(in_one).chain(others)).state();
+    let wanted = |last: u128| {
+        let lists = (0..100).map(|number| vec![aggregate(1), aggregate(100 + number)]);
+        Group { member_of: lists.chain([vec![aggregate(last)]]).collect(), ..cpu() }
+    };
+    let refused = |state: &State, query: &Query, budget: u64| {
+        search(state, query, Options::default(), budget).err() == Some(SearchError::TooWide)
+    };
+    let nobody = search(&flat.state(), &of(vec![wanted(8)]), Options::default(), 0);
+    assert!(
+        nobody.is_ok_and(|none| none.candidates.is_empty()),
+        "nobody is in the last, so nobody is looked at"
+    );
+    assert_eq!(cost(&apart, &of(vec![wanted(9)])), hosts * (2 * lists + 1), "each of the fewer once");
+    for state in [flat.state(), nested.state()] {
+        // A name that nobody knows, after which each anchor is asked again.
+        let query = of(vec![wanted(8), unknown()]);
+        assert!(!refused(&state, &query, 0), "nobody is looked at");
+        let query = of(vec![wanted(1)]);
+        assert!(refused(&state, &query, hosts * 2 * lists) && !refused(&state, &query, BUDGET));
+        let all_of = vec![intern("HW_CPU_X86_AVX"); 100];
+        let any_of = vec![all_of.clone()];
+        let none_of = vec![intern("HW_CPU_X86_AVX2"); 100];
+        let queries = [
+            of(vec![Group { required: any_of, ..cpu() }]),
+            of(vec![Group { required: all_of.iter().map(|name| vec![name.clone()]).collect(), ..cpu() }]),
+            of(vec![Group { forbidden: none_of.clone(), ..cpu() }]),
+            of(vec![Group { forbidden_aggregates: (100..200).map(aggregate).collect(), ..cpu() }]),
+            Query { root_required: all_of.clone(), ..of(vec![cpu()]) },
+            Query { root_forbidden: none_of, ..of(vec![cpu()]) },
+            // Of which there is none: all are looked at for that.
+            Query { root_forbidden: all_of, ..of(vec![cpu()]) },
+        ];
+        for query in queries {
+            assert!(refused(&state, &query, hosts * lists - 1), "{query:?}");
+            assert!(!refused(&state, &query, BUDGET), "{query:?}");
+        }
+    }
+}
+
+/// Traits that are met together are looked for in every combination.
+#[test]
+fn every_combination_is_held_against_each_name() {
+    let bare = |record: &mut Provider| record.inventories.clear();
+    let tree = all([host(1, None, bare), host(2, Some(1), |_| {}), host(3, Some(1), |_| {})]).state();
+    let both = |required: usize| {
+        let required = vec![vec![intern("HW_CPU_X86_AVX2"); required]];
+        of(vec![Group { required, ..asks("", &[("VCPU", 1), ("DISK_GB", 1)]) }])
+    };
+    // Four of two providers each.
+    assert_eq!(cost(&tree, &both(100)), (1 + 3 * (2 + 100)) + 4 * 2 * (1 + 100));
+}
+
+#[test]
+fn a_list_has_its_budget_too() {
+    let hosts = all((0..50).map(|number| {
+        host(number, None, |record| {
+            (record.aggregates, record.traits) = (vec![aggregate(1)], vec![intern("HW_CPU_X86_AVX")]);
+        })
+    }));
+    let state = hosts.state();
+    let listed = |filter: &ProviderFilter, budget| providers(&state, filter, budget).map(|found| found.len());
+    let all_of_them = ProviderFilter::default();
+    assert_eq!((listed(&all_of_them, 50), listed(&all_of_them, 49)), (Ok(50), Err(SearchError::TooWide)));
+    let avx = |number| vec![intern("HW_CPU_X86_AVX"); number];
+    let filters = [
+        ProviderFilter { required: vec![avx(100)], ..ProviderFilter::default() },
+        ProviderFilter { forbidden: vec![intern("HW_CPU_X86_AVX2"); 100], ..ProviderFilter::default() },
+        ProviderFilter { member_of: vec![vec![aggregate(1)]; 100], ..ProviderFilter::default() },
+        ProviderFilter {
+            forbidden_aggregates: (100..200).map(aggregate).collect(),
+            ..ProviderFilter::default()
+        },
+    ];
+    for filter in filters {
+        assert_eq!(listed(&filter, 50 * 100), Err(SearchError::TooWide), "{filter:?}");
+        assert_eq!(listed(&filter, BUDGET), Ok(50), "{filter:?}");
+    }
+    // The last is what nobody has, or is in: that is known without looking at anybody.
+    let avx_and = ProviderFilter {
+        required: vec![avx(1), vec![intern("HW_CPU_X86_AVX2")]],
+        ..ProviderFilter::default()
+    };
+    let in_both = ProviderFilter {
+        member_of: vec![vec![aggregate(1)], vec![aggregate(2)]],
+        ..ProviderFilter::default()
+    };
+    assert_eq!((listed(&avx_and, 0), listed(&in_both, 0)), (Ok(0), Ok(0)));
 }
 
 #[test]
@@ -291,7 +397,7 @@ fn a_list_is_of_one_name_one_uuid_or_one_tree() {
     let hosts = all([host(1, None, |_| {}), host(2, Some(1), |_| {}), host(3, None, |_| {})]);
     let state = hosts.state();
     let listed = |filter: ProviderFilter| {
-        let slots = providers(&state, &filter).expect("all names are known");
+        let slots = providers(&state, &filter, BUDGET).expect("all names are known");
         slots.into_iter().map(|slot| state.node(slot).uuid.as_u128()).collect::<BTreeSet<u128>>()
     };
     let in_tree = |number| ProviderFilter { in_tree: Some(id(number)), ..ProviderFilter::default() };

@@ -294,7 +294,7 @@ proptest! {
             resources: group.resources,
         };
         let state = hosts.state();
-        let slots: Vec<Slot> = providers(&state, &filter).expect("all names are known");
+        let slots: Vec<Slot> = providers(&state, &filter, BUDGET).expect("all names are known");
         let told: BTreeSet<Uuid> = slots.iter().map(|slot| state.node(*slot).uuid).collect();
         prop_assert_eq!(told.len(), slots.len());
         let in_tree = |uuid: Uuid| {
