@@ -18,7 +18,10 @@ use ec_placement_model::{
 };
 use ec_runtime::Host;
 use ec_store::{Backup, MemoryStore, Store, StoreError, Txn};
-use placement::store::{Keys, Limits, Replica, WriteError};
+use placement::{
+    store::{Keys, Limits, Replica, WriteError},
+    transfer::{Snapshot, import},
+};
 use portrait::{differences, portrait};
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 use shaky::{LATEST, OnTheirWay, Shaky};
@@ -168,7 +171,8 @@ impl History {
             1 => Command::DeleteProvider(provider),
             2 => {
                 let parent = if self.chance(30) { None } else { Some(self.some_host()) };
-                let name = format!("h{}", provider.as_u128());
+                // Which may be of no characters.
+                let name = if self.chance(20) { String::new() } else { format!("h{}", provider.as_u128()) };
                 Command::UpdateProvider { uuid: provider, name, parent: Some(parent), may_move: true }
             }
             3 => Command::EnsureTrait(intern("CUSTOM_T")),
@@ -339,6 +343,14 @@ impl History {
         self.take_as_it_is();
     }
 
+    /// Whatever is there is exported, and imported elsewhere.
+    async fn can_be_moved(&self, seed: u64) {
+        let (exported, other) = (Snapshot::of(&self.stored()), MemoryStore::new());
+        import(&other, &self.keys, &exported, 40, 0).await.unwrap();
+        let imported = Snapshot::of(&decode(&other, &self.keys));
+        assert_eq!(exported.differences(&imported), Vec::<String>::new(), "seed {seed}");
+    }
+
     async fn replicas_agree(&self, seed: u64) {
         for (replica, _) in &self.replicas {
             let mut tries = 0;
@@ -386,6 +398,7 @@ async fn history(seed: u64) -> (usize, usize, usize) {
         if step % 10 == 9 {
             history.settle(seed).await;
             history.replicas_agree(seed).await;
+            history.can_be_moved(seed).await;
         }
     }
     for (_, stop) in &history.replicas {
