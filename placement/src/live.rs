@@ -1,6 +1,6 @@
 //! A snapshot of a running Placement API: OpenStack's, or ours.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use ec_placement_model::{Amounts, Consumer, Inventory, Provider, Seconds, intern, is_custom};
 use ec_placement_store::transfer::{Snapshot, SnapshotProvider, TransferError};
@@ -55,7 +55,8 @@ struct Classes {
 
 #[derive(Deserialize)]
 struct OfProvider {
-    allocations: BTreeMap<Uuid, serde_json::Value>,
+    /// By consumer, as it was spelt when it was made: OpenStack keeps that, and may find it by nothing else.
+    allocations: BTreeMap<String, serde_json::Value>,
 }
 
 #[derive(Deserialize)]
@@ -96,7 +97,7 @@ impl Source<'_> {
         &self,
         listed: Listed,
         now: Seconds,
-    ) -> Result<(Uuid, SnapshotProvider, Vec<Uuid>), TransferError> {
+    ) -> Result<(Uuid, SnapshotProvider, Vec<String>), TransferError> {
         let path = format!("/resource_providers/{}", listed.uuid);
         let mut provider = Provider::new(&listed.name, listed.parent_provider_uuid, now);
         let inventories: Inventories = self.get(&format!("{path}/inventories")).await?;
@@ -113,9 +114,22 @@ impl Source<'_> {
         Ok((listed.uuid, SnapshotProvider { generation: listed.generation, provider }, users))
     }
 
-    async fn consumer(&self, uuid: Uuid, now: Seconds) -> Result<Option<(Uuid, Consumer)>, TransferError> {
-        let found: OfConsumer = self.get(&format!("/allocations/{uuid}")).await?;
-        let (Some(project), Some(user)) = (found.project_id, found.user_id) else { return Ok(None) };
+    async fn consumer(
+        &self,
+        uuid: Uuid,
+        spelt: &str,
+        now: Seconds,
+    ) -> Result<(Uuid, Consumer), TransferError> {
+        let path = format!("/allocations/{spelt}");
+        let found: OfConsumer = self.get(&path).await?;
+        // Left out, what it uses would be given to somebody else.
+        let (Some(project), Some(user)) = (found.project_id, found.user_id) else {
+            return Err(TransferError::Source(format!(
+                "GET {}{path} tells of nothing, and a provider there tells that this consumer uses some of it: nobody may write there \
+                 meanwhile; say the same again, and where that is refused, have that provider's allocations mended there first",
+                self.endpoint
+            )));
+        };
         let kind = found.consumer_type.filter(|kind| kind != "unknown").map(|kind| intern(&kind));
         let mut consumer = Consumer::new(intern(&project), intern(&user), kind, now);
         // OpenStack has 0 for those that it made up for what was claimed before it knew consumers.
@@ -129,7 +143,22 @@ impl Source<'_> {
                 (provider, amounts)
             })
             .collect();
-        Ok(Some((uuid, consumer)))
+        Ok((uuid, consumer))
+    }
+}
+
+/// Notes a consumer of which a provider tells, in the provider's spelling.
+fn note(consumers: &mut BTreeMap<Uuid, String>, spelt: String) -> Result<(), TransferError> {
+    let uuid = Uuid::try_parse(&spelt)
+        .map_err(|error| TransferError::Source(format!("the consumer {spelt} is no uuid: {error}")))?;
+    match consumers.get(&uuid) {
+        Some(other) if *other != spelt => Err(TransferError::Source(format!(
+            "{other} and {spelt} are two consumers there, and would be one here: have one of them end, or claim as another uuid, first"
+        ))),
+        _ => {
+            consumers.insert(uuid, spelt);
+            Ok(())
+        }
     }
 }
 
@@ -159,19 +188,20 @@ pub async fn fetch(
             .collect(),
         ..Snapshot::default()
     };
-    let mut consumers: BTreeSet<Uuid> = BTreeSet::new();
+    let mut consumers: BTreeMap<Uuid, String> = BTreeMap::new();
     let mut providers = stream::iter(listed.resource_providers)
         .map(|listed| source.provider(listed, now))
         .buffer_unordered(AT_A_TIME);
     while let Some((uuid, provider, users)) = providers.try_next().await? {
         snapshot.providers.insert(uuid, provider);
-        consumers.extend(users);
+        users.into_iter().try_for_each(|spelt| note(&mut consumers, spelt))?;
     }
     drop(providers);
-    let mut found =
-        stream::iter(consumers).map(|uuid| source.consumer(uuid, now)).buffer_unordered(AT_A_TIME);
-    while let Some(consumer) = found.try_next().await? {
-        snapshot.consumers.extend(consumer);
+    let mut found = stream::iter(&consumers)
+        .map(|(uuid, spelt)| source.consumer(*uuid, spelt, now))
+        .buffer_unordered(AT_A_TIME);
+    while let Some((uuid, consumer)) = found.try_next().await? {
+        snapshot.consumers.insert(uuid, consumer);
     }
     drop(found);
     Ok(snapshot)
