@@ -109,6 +109,8 @@ impl Source<'_> {
         let aggregates: Aggregates = self.get(&format!("{path}/aggregates")).await?;
         provider.aggregates = aggregates.aggregates;
         provider.aggregates.sort_unstable();
+        // OpenStack tells one that was said in two spellings twice.
+        provider.aggregates.dedup();
         let users: OfProvider = self.get(&format!("{path}/allocations")).await?;
         let users = users.allocations.into_keys().collect();
         Ok((listed.uuid, SnapshotProvider { generation: listed.generation, provider }, users))

@@ -248,6 +248,20 @@ async fn what_cannot_be_served_is_refused_before_anything_is_written() {
     assert!(error.unwrap_err().to_string().ends_with("; and 10 more"));
 }
 
+/// As only a fault of ours would have it.
+#[tokio::test]
+async fn what_comes_to_differ_is_told_with_the_way_out_and_that_is_one() {
+    let (store, mut odd) = (MemoryStore::new(), cloud(1, 3, "host"));
+    let mended = odd.clone();
+    let aggregates = [2, 1].map(Uuid::from_u128).to_vec();
+    odd.providers.get_mut(&Uuid::from_u128(1)).unwrap().provider.aggregates = aggregates;
+    let error = import(&store, &keys(), &odd, 40, 7).await.unwrap_err();
+    assert!(matches!(error, TransferError::Differs(_)), "{error}");
+    assert!(error.to_string().contains("import again"), "{error}");
+    import(&store, &keys(), &mended, 40, 7).await.unwrap();
+    assert_eq!(stored(&store).await, mended);
+}
+
 /// JSON has the last of two members win: what the other says would be lost, a claim with it.
 #[test]
 fn what_stands_twice_in_a_document_is_refused_and_so_is_a_field_that_nobody_knows() {

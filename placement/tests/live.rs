@@ -3,9 +3,11 @@
 
 use std::collections::BTreeMap;
 
+use ec_store::MemoryStore;
 use placement::{
     live,
-    transfer::{Snapshot, TransferError},
+    store::Keys,
+    transfer::{Snapshot, TransferError, import},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -85,4 +87,14 @@ async fn a_consumer_that_a_provider_tells_of_is_never_left_out() {
     of_host["allocations"][CONSUMER.to_lowercase()] = json!({"resources": {"VCPU": 1}});
     let error = fetched(twice).await.unwrap_err().to_string();
     assert!(error.contains("would be one here"), "{error}");
+}
+
+#[tokio::test]
+async fn an_aggregate_in_two_spellings_is_one_and_can_be_imported() {
+    let (plain, dashed) = (Uuid::from_u128(9).simple().to_string(), Uuid::from_u128(9).to_string());
+    let mut spelt = answers();
+    spelt.insert(format!("/resource_providers/{HOST}/aggregates"), json!({"aggregates": [plain, dashed]}));
+    let snapshot = fetched(spelt).await.unwrap();
+    assert_eq!(snapshot.providers[&HOST.parse::<Uuid>().unwrap()].provider.aggregates, [Uuid::from_u128(9)]);
+    import(&MemoryStore::new(), &Keys::new("/p"), &snapshot, 40, 0).await.unwrap();
 }

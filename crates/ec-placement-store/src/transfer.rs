@@ -96,7 +96,10 @@ pub enum TransferError {
     #[error("{0}")]
     Source(String),
     /// What was written is not what was read.
-    #[error("the two sides differ after the import: {0}")]
+    #[error(
+        "the two sides differ after the import: {0}; nothing is served there: change it in a document (`eplacement export --from` writes \
+         one), or at the source, and import again, which takes the place of what was written"
+    )]
     Differs(String),
 }
 
