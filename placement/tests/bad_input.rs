@@ -329,6 +329,36 @@ async fn queries_of_any_kind_are_answered_soon() {
     }
 }
 
+/// The nil uuid is one as any other, and no other stands for it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_misspelt_uuid_is_nobodys_whoever_there_is() {
+    let server = Server::start().await;
+    let nil = server.provider(0, None, &[("VCPU", 8)], &[], &[]).await;
+    let host = server.provider(0xa, None, &[("VCPU", 8)], &[], &[]).await;
+    for (said, wanted) in [(nil, 1), (host.to_uppercase(), 0)] {
+        for query in [
+            "/resource_providers?uuid",
+            "/resource_providers?in_tree",
+            "/allocation_candidates?resources=VCPU:1&in_tree",
+        ] {
+            let (status, answer) = server.get(&format!("{query}={said}")).await;
+            let listed = answer.as_object().unwrap().values().next().unwrap().as_array().unwrap().len();
+            assert_eq!((status, listed), (200, wanted), "{query}={said}: {answer}");
+        }
+        let (named, misspelt) = (json!({"name": "n", "parent_provider_uuid": said}), wanted == 0);
+        let made = server.post("/resource_providers", named.clone()).await;
+        let moved = server.put(&format!("/resource_providers/{host}"), named).await;
+        if misspelt {
+            for (status, answer) in [made, moved] {
+                assert_eq!(status, 400, "{said}: {answer}");
+                assert!(answer.to_string().contains("parent provider UUID does not exist"), "{answer}");
+            }
+        } else {
+            assert_eq!((made.0, moved.0), (200, 409), "the name is taken by then");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn more_combinations_than_anybody_can_count_are_refused() {
     let server = Server::start().await;

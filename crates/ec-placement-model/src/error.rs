@@ -134,3 +134,10 @@ pub enum ModelError {
     #[error("Only {0} may be changed with this token.")]
     NotYours(Scope),
 }
+
+impl ModelError {
+    /// There is no provider under which one is to be put. So it is told of an update, too, as upstream does.
+    pub fn no_parent() -> Self {
+        Self::Tree { action: "create", reason: "parent provider UUID does not exist." }
+    }
+}

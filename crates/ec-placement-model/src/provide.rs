@@ -95,7 +95,7 @@ pub(super) fn create(
             ));
         }
         if draft.provider(parent).is_none() {
-            return Err(refused("parent provider UUID does not exist."));
+            return Err(ModelError::no_parent());
         }
     }
     let mut taken = Vec::new();
@@ -131,10 +131,7 @@ pub(super) fn update(
     match parent {
         Some(Some(parent)) => {
             if draft.provider(parent).is_none() {
-                return Err(ModelError::Tree {
-                    action: "create",
-                    reason: "parent provider UUID does not exist.",
-                });
+                return Err(ModelError::no_parent());
             }
             if before.parent.is_some_and(|old| old != parent) && !may_move {
                 return Err(refused("re-parenting a provider is not currently allowed."));

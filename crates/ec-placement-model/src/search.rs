@@ -60,8 +60,8 @@ pub struct Group {
     pub member_of: Vec<Vec<Uuid>>,
     /// None of these aggregates.
     pub forbidden_aggregates: Vec<Uuid>,
-    /// Only from the tree of this provider; nil where what was said is nobody's uuid.
-    pub in_tree: Option<Uuid>,
+    /// Only from the tree of this provider; of nobody where what was said is nobody's uuid.
+    pub in_tree: Option<Option<Uuid>>,
 }
 
 /// What is asked for.

@@ -263,8 +263,8 @@ impl Call<'_> {
         // Empty values filter nothing.
         let given = |key| self.param(key).filter(|value| !value.is_empty());
         filter.name = given("name").map(str::to_owned);
-        filter.uuid = given("uuid").map(|text| exact_uuid(text).unwrap_or_default());
-        filter.in_tree = given("in_tree").map(|text| exact_uuid(text).unwrap_or_default());
+        filter.uuid = given("uuid").map(exact_uuid);
+        filter.in_tree = given("in_tree").map(exact_uuid);
         if let Some(text) = self.param("resources") {
             filter.resources = resources(text)?;
         }
@@ -374,7 +374,7 @@ impl Call<'_> {
                             "Expected 'in_tree' parameter to be a format of uuid. Got: {value}"
                         )));
                     }
-                    group.in_tree = Some(exact_uuid(text).unwrap_or_default());
+                    group.in_tree = Some(exact_uuid(text));
                 }
             }
         }

@@ -132,10 +132,10 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     Ok(Reply::json(&json!({ "resource_providers": documents }), modified.unwrap_or_else(now)))
 }
 
-/// What a body says of a parent. Nil where it is nobody's uuid.
-fn parent_in(document: &Value) -> Option<Option<Uuid>> {
-    let parent = document.get("parent_provider_uuid")?;
-    Some(parent.as_str().map(|text| exact_uuid(text).unwrap_or_default()))
+/// What a body says of a parent, which must not be nobody's uuid.
+fn parent_in(document: &Value) -> Result<Option<Option<Uuid>>, ModelError> {
+    let parent = |text| exact_uuid(text).ok_or_else(ModelError::no_parent);
+    document.get("parent_provider_uuid").map(|said| said.as_str().map(parent).transpose()).transpose()
 }
 
 fn name_in(document: &Value) -> String {
@@ -148,16 +148,15 @@ pub(super) async fn create(call: &Call<'_>) -> ApiResult<Reply> {
     let name = name_in(&document);
     let given = document.get("uuid").and_then(Value::as_str).filter(|text| !text.is_empty());
     let uuid = given.and_then(uuid_like).unwrap_or_else(|| call.api.replica.host().uuid());
-    let parent = parent_in(&document).flatten();
+    let refused = |error: ModelError| match error {
+        ModelError::ProviderExists(_) => ApiError::conflict(error.to_string()).code(code::DUPLICATE_NAME),
+        error => {
+            ApiError::bad_request(format!("Unable to create resource provider \"{name}\", {uuid}: {error}"))
+        }
+    };
+    let parent = parent_in(&document).map_err(refused)?.flatten();
     let command = Command::CreateProvider { uuid, name: name.clone(), parent };
-    let outcome = call
-        .write(command, |error| match error {
-            ModelError::ProviderExists(_) => ApiError::conflict(error.to_string()).code(code::DUPLICATE_NAME),
-            error => ApiError::bad_request(format!(
-                "Unable to create resource provider \"{name}\", {uuid}: {error}"
-            )),
-        })
-        .await?;
+    let outcome = call.write(command, refused).await?;
     let found = written(outcome)?;
     let location = path(&uuid);
     if call.at_least(20) {
@@ -183,29 +182,27 @@ pub(super) async fn update(call: &Call<'_>) -> ApiResult<Reply> {
         })
         .await?;
     let document = document?;
+    let refused = |error: ModelError| {
+        if let Some(error) = gone(&error) {
+            return error;
+        }
+        match error {
+            ModelError::ProviderExists(name) => {
+                ApiError::conflict(format!("Conflicting resource provider {name} already exists."))
+                    .code(code::DUPLICATE_NAME)
+            }
+            error => {
+                ApiError::bad_request(format!("Unable to save resource provider {}: {error}", call.name(0)))
+            }
+        }
+    };
     let command = Command::UpdateProvider {
         uuid,
         name: name_in(&document),
-        parent: parent_in(&document),
+        parent: parent_in(&document).map_err(refused)?,
         may_move: call.at_least(37),
     };
-    let outcome = call
-        .write(command, |error| {
-            if let Some(error) = gone(&error) {
-                return error;
-            }
-            match error {
-                ModelError::ProviderExists(name) => {
-                    ApiError::conflict(format!("Conflicting resource provider {name} already exists."))
-                        .code(code::DUPLICATE_NAME)
-                }
-                error => ApiError::bad_request(format!(
-                    "Unable to save resource provider {}: {error}",
-                    call.name(0)
-                )),
-            }
-        })
-        .await?;
+    let outcome = call.write(command, refused).await?;
     let found = written(outcome)?;
     Ok(Reply::json(&call.provider_json(&found), found.provider.updated_at))
 }

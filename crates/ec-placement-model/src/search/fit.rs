@@ -55,7 +55,7 @@ impl<'a> Fit<'a> {
     pub(super) fn new(state: &'a State, group: &'a Group, budget: &mut Budget) -> Result<Self, SearchError> {
         // Where nothing is shared and nothing nested, one provider serves all of it in any case.
         let together = group.suffix.is_empty() && (state.has_trees() || !state.sharing().is_empty());
-        let tree = group.in_tree.and_then(|uuid| state.find(&uuid)).map(|node| node.root);
+        let tree = group.in_tree.flatten().and_then(|uuid| state.find(&uuid)).map(|node| node.root);
         let no_members = no_members(state, &group.member_of, budget)?;
         let traits = names(&group.required);
         let aggregates = names(&group.member_of) + group.forbidden_aggregates.len();

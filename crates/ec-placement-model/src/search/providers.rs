@@ -14,10 +14,10 @@ use crate::{Key, Name, Slot, State};
 pub struct ProviderFilter {
     /// The one with this name.
     pub name: Option<String>,
-    /// The one with this uuid; nil where what was said is nobody's.
-    pub uuid: Option<Uuid>,
-    /// Those in the tree of this provider; nil where what was said is nobody's uuid.
-    pub in_tree: Option<Uuid>,
+    /// The one with this uuid; nobody where what was said is nobody's.
+    pub uuid: Option<Option<Uuid>>,
+    /// Those in the tree of this provider; nobody where what was said is nobody's uuid.
+    pub in_tree: Option<Option<Uuid>>,
     /// Of each of these lists, one trait at least.
     pub required: Vec<Vec<Name>>,
     /// None of these traits.
@@ -38,7 +38,7 @@ pub struct ProviderFilter {
 pub fn providers(state: &State, filter: &ProviderFilter, budget: u64) -> Result<Vec<Slot>, SearchError> {
     let mut budget = Budget(budget);
     let tree = match filter.in_tree {
-        Some(uuid) => match state.find(&uuid) {
+        Some(uuid) => match uuid.and_then(|uuid| state.find(&uuid)) {
             Some(node) => Some(node.root),
             None => return Ok(Vec::new()),
         },
@@ -61,7 +61,7 @@ pub fn providers(state: &State, filter: &ProviderFilter, budget: u64) -> Result<
             // Its generation would be a guess.
             state.trouble_with(&Key::Provider(node.uuid)).is_none()
                 && filter.name.as_ref().is_none_or(|name| **name == *record.name)
-                && filter.uuid.is_none_or(|uuid| uuid == node.uuid)
+                && filter.uuid.is_none_or(|uuid| uuid == Some(node.uuid))
                 && tree.is_none_or(|root| root == node.root)
                 && has_traits(record, &filter.required)
                 && !filter.forbidden.iter().any(|name| record.has_trait(name))
@@ -75,7 +75,7 @@ pub fn providers(state: &State, filter: &ProviderFilter, budget: u64) -> Result<
         (Some(name), ..) => {
             state.provider_name(name).and_then(|own| state.slot_of(&own.record)).into_iter().collect()
         }
-        (_, Some(uuid), _) => state.slot_of(&uuid).into_iter().collect(),
+        (_, Some(uuid), _) => uuid.and_then(|uuid| state.slot_of(&uuid)).into_iter().collect(),
         (_, _, Some(root)) => state.subtree(root),
         _ => state.providers().map(|(slot, _)| slot).collect(),
     };

@@ -135,7 +135,7 @@ impl Hosts {
     pub(crate) fn ways(&self, group: &Group, anchor: Uuid) -> Vec<Picks> {
         let tree = self.tree(anchor);
         let shared = self.sharing_with(&tree);
-        let in_tree = group.in_tree.map(|of| self.0.contains_key(&of).then(|| self.root(of)));
+        let in_tree = group.in_tree.map(|of| of.filter(|of| self.0.contains_key(of)).map(|of| self.root(of)));
         if in_tree == Some(None) {
             return Vec::new();
         }

@@ -59,7 +59,7 @@ fn names_that_nobody_knows_are_told_in_the_order_in_which_they_are_looked_at() {
         (of(vec![Group { member_of: nobody, ..asks("", &[("CUSTOM_NO", 1)]) }]), &unknown_class),
         // Roots that nobody is come first of all.
         (Query { root_required: vec![intern("CUSTOM_T")], ..of(vec![asks("", &[("CUSTOM_NO", 1)])]) }, &None),
-        (of(vec![Group { in_tree: Some(id(9)), ..cpu() }]), &None),
+        (of(vec![Group { in_tree: Some(Some(id(9))), ..cpu() }]), &None),
     ];
     for (query, expected) in cases {
         let answer = search(&hosts, &query, Options::default(), BUDGET);
@@ -74,7 +74,11 @@ fn names_that_nobody_knows_are_told_in_the_order_in_which_they_are_looked_at() {
             &unknown_class,
         ),
         (
-            ProviderFilter { in_tree: Some(id(9)), required: vec![no_trait()], ..ProviderFilter::default() },
+            ProviderFilter {
+                in_tree: Some(Some(id(9))),
+                required: vec![no_trait()],
+                ..ProviderFilter::default()
+            },
             &None,
         ),
         (
@@ -400,17 +404,23 @@ fn a_list_is_of_one_name_one_uuid_or_one_tree() {
         let slots = providers(&state, &filter, BUDGET).expect("all names are known");
         slots.into_iter().map(|slot| state.node(slot).uuid.as_u128()).collect::<BTreeSet<u128>>()
     };
-    let in_tree = |number| ProviderFilter { in_tree: Some(id(number)), ..ProviderFilter::default() };
+    let in_tree = |number| ProviderFilter { in_tree: Some(Some(id(number))), ..ProviderFilter::default() };
     assert_eq!(listed(ProviderFilter::default()), [1, 2, 3].into());
     assert_eq!(listed(in_tree(2)), [1, 2].into());
     assert_eq!(listed(in_tree(3)), [3].into());
     assert_eq!(listed(ProviderFilter { name: Some("h2".into()), ..in_tree(1) }), [2].into());
-    assert_eq!(listed(ProviderFilter { uuid: Some(id(2)), ..in_tree(1) }), [2].into());
+    assert_eq!(listed(ProviderFilter { uuid: Some(Some(id(2))), ..in_tree(1) }), [2].into());
+    let nobody = Some(None);
+    assert_eq!(listed(ProviderFilter { uuid: nobody, ..ProviderFilter::default() }), [].into());
+    assert_eq!(listed(ProviderFilter { in_tree: nobody, ..ProviderFilter::default() }), [].into());
     for other in [1, 2] {
         assert_eq!(listed(ProviderFilter { name: Some(format!("h{other}")), ..in_tree(3) }), [].into());
-        assert_eq!(listed(ProviderFilter { uuid: Some(id(other)), ..in_tree(3) }), [].into());
-        let both =
-            ProviderFilter { name: Some("h3".into()), uuid: Some(id(other)), ..ProviderFilter::default() };
+        assert_eq!(listed(ProviderFilter { uuid: Some(Some(id(other))), ..in_tree(3) }), [].into());
+        let both = ProviderFilter {
+            name: Some("h3".into()),
+            uuid: Some(Some(id(other))),
+            ..ProviderFilter::default()
+        };
         assert_eq!(listed(both), [].into());
     }
 }
@@ -461,8 +471,8 @@ fn a_group_without_a_suffix_is_served_by_a_tree_and_by_who_shares_with_it() {
     let member_of = |number| Group { member_of: vec![vec![aggregate(number)]], ..Group::default() };
     let not_of = |number| Group { forbidden_aggregates: vec![aggregate(number)], ..Group::default() };
     assert_eq!(disks(&shared, Group::default()), [3, 4]);
-    assert_eq!(disks(&shared, Group { in_tree: Some(id(3)), ..Group::default() }), [3]);
-    assert_eq!(disks(&shared, Group { in_tree: Some(id(4)), ..Group::default() }), []);
+    assert_eq!(disks(&shared, Group { in_tree: Some(Some(id(3))), ..Group::default() }), [3]);
+    assert_eq!(disks(&shared, Group { in_tree: Some(Some(id(4))), ..Group::default() }), []);
     assert_eq!(disks(&shared, member_of(1)), [4], "3 is in none, nor is its root");
     assert_eq!(disks(&shared, not_of(1)), [], "2 is in it");
     assert_eq!(disks(&with(1, 1), member_of(1)), [3, 4], "the root is in it, so all of its tree are");

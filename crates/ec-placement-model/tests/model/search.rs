@@ -90,7 +90,7 @@ fn aggregates() -> impl Strategy<Value = Vec<Uuid>> {
 
 fn group() -> impl Strategy<Value = Group> {
     let resources = prop::collection::btree_map(prop::sample::select(&CLASSES[..]), 1..4_i64, 0..3);
-    let in_tree = prop::option::weighted(0.15, (0..8_u128).prop_map(id));
+    let in_tree = prop::option::weighted(0.15, prop::option::weighted(0.9, (0..8_u128).prop_map(id)));
     (
         resources,
         seldom(prop::collection::vec(trait_name(), 1..3)),
@@ -285,7 +285,7 @@ proptest! {
     fn a_list_has_the_providers_that_its_filter_names(hosts in hosts(), group in group(), one in 0..8_u128, by in 0..4) {
         let filter = ProviderFilter {
             name: (by == 1).then(|| format!("h{one}")),
-            uuid: (by == 2).then(|| id(one)),
+            uuid: (by == 2).then(|| Some(id(one))),
             in_tree: group.in_tree,
             required: group.required,
             forbidden: group.forbidden,
@@ -298,11 +298,13 @@ proptest! {
         let told: BTreeSet<Uuid> = slots.iter().map(|slot| state.node(*slot).uuid).collect();
         prop_assert_eq!(told.len(), slots.len());
         let in_tree = |uuid: Uuid| {
-            filter.in_tree.is_none_or(|of| hosts.0.contains_key(&of) && hosts.root(of) == hosts.root(uuid))
+            filter.in_tree.is_none_or(|of| {
+                of.is_some_and(|of| hosts.0.contains_key(&of) && hosts.root(of) == hosts.root(uuid))
+            })
         };
         let wanted = |(uuid, host): (&Uuid, &Host)| {
             filter.name.as_ref().is_none_or(|name| **name == *host.record.name)
-                && filter.uuid.is_none_or(|own| own == *uuid)
+                && filter.uuid.is_none_or(|own| own == Some(*uuid))
                 && in_tree(*uuid)
                 && hosts.allows(uuid, &filter.required, &filter.forbidden)
                 && hosts.is_member(uuid, &filter.member_of)
