@@ -137,6 +137,8 @@ pub struct State {
     nodes: Vec<Option<Node>>,
     unused: Vec<Slot>,
     by_uuid: HashMap<Uuid, Slot>,
+    /// Of the nodes, those that are providers.
+    provider_count: usize,
     names: HashMap<Name, Stored<Uuid>>,
     /// As their own records have it.
     by_name: HashMap<Name, BTreeSet<Slot>>,
@@ -211,6 +213,11 @@ impl State {
 
     /// How many providers there are.
     pub fn provider_count(&self) -> usize {
+        self.provider_count
+    }
+
+    /// How many are spoken of, whether there is such a provider or not: no way up a tree is longer.
+    pub fn node_count(&self) -> usize {
         self.by_uuid.len()
     }
 
@@ -435,6 +442,7 @@ impl State {
         let slot = self.slot_for(uuid);
         let old = self.node(slot).provider.clone();
         if let Some(old) = &old {
+            self.provider_count -= 1;
             remove(&mut self.by_name, &old.name, &slot);
             for (class, inventory) in &old.inventories {
                 let free = inventory.capacity().saturating_sub(self.node(slot).used(class));
@@ -449,6 +457,7 @@ impl State {
             }
         }
         if let Some(new) = &record {
+            self.provider_count += 1;
             self.by_name.entry(Arc::clone(&new.name)).or_default().insert(slot);
             for (class, inventory) in &new.inventories {
                 let free = inventory.capacity().saturating_sub(self.node(slot).used(class));

@@ -246,7 +246,7 @@ impl<'a> Combiner<'a> {
 
     fn is_below(&self, slot: Slot, top: Slot) -> bool {
         let mut at = Some(slot);
-        for _ in 0..=self.state.provider_count() {
+        for _ in 0..=self.state.node_count() {
             match at {
                 Some(here) if here == top => return true,
                 Some(here) => at = self.state.node(here).parent,

@@ -123,7 +123,8 @@ impl Books {
             self.providers.keys().chain(self.generations.keys()).copied().collect();
         spoken_of.extend(self.providers.values().filter_map(|record| record.parent));
         spoken_of.extend(users.map(|(uuid, _)| *uuid));
-        told.insert("counts".into(), format!("{} {}", spoken_of.len(), self.consumers.len()));
+        let counts = [self.providers.len(), spoken_of.len(), self.consumers.len()];
+        told.insert("counts".into(), format!("{counts:?}"));
         told.insert(
             "trees".into(),
             self.providers.values().any(|record| record.parent.is_some()).to_string(),

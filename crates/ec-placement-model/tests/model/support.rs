@@ -111,7 +111,8 @@ pub(crate) fn portrait(state: &State) -> Portrait {
     }
     told.insert("traits".into(), format!("{:?}", state.custom_traits()));
     told.insert("classes".into(), format!("{:?}", state.custom_classes()));
-    told.insert("counts".into(), format!("{} {}", state.provider_count(), state.consumer_count()));
+    let counts = [state.provider_count(), state.node_count(), state.consumer_count()];
+    told.insert("counts".into(), format!("{counts:?}"));
     told.insert("trees".into(), state.has_trees().to_string());
     for class in CLASSES {
         let free: BTreeSet<(i64, Uuid)> =
