@@ -207,6 +207,23 @@ async fn whatever_inventory_is_taken_is_read_by_others_and_can_be_mended() {
     }
 }
 
+#[tokio::test]
+async fn a_ratio_is_kept_to_its_last_digit() {
+    let store = MemoryStore::new();
+    let server = Server::start_on(&store, open()).await;
+    let host = server.provider(1, None, &[], &[], &[]).await;
+    let path = format!("/resource_providers/{host}/inventories");
+    let ratio = 9.222_222_222_222_221;
+    let inventory = json!({"total": 9, "allocation_ratio": ratio});
+    let offers = json!({"resource_provider_generation": 2, "inventories": {"VCPU": inventory}});
+    assert_eq!(server.put(&path, offers).await.0, 200);
+    for server in [server, Server::start_on(&store, open()).await] {
+        let told = server.get(&path).await.1["inventories"]["VCPU"]["allocation_ratio"].to_string();
+        assert_eq!(told, "9.222222222222221");
+    }
+    can_be_moved(&store).await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_class_whose_name_ends_with_a_newline_is_shown_as_json() {
     let server = Server::start().await;
