@@ -16,7 +16,7 @@ use ec_cloud::{CloudError, CloudResult, Membership, Part, ROOT, forget, node_to_
 use ec_model::{NodeId, RequestId, encode, input::is_hostname};
 use ec_pki::{Access, Bundle, new_token};
 use ec_runtime::exit::{Failure, UNREACHABLE, tell};
-use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store};
+use ec_store::{Compare, EtcdConfig, EtcdStore, EtcdTls, Store, StoreError, Txn};
 use serde::Serialize;
 
 use self::files::Directory;
@@ -442,17 +442,38 @@ async fn refuse_left_behind(files: &Directory) -> Result<(), Failure> {
     if etcd.tls.is_some() {
         return Ok(());
     }
-    let at = etcd.endpoints.join(", ");
-    let etcd = EtcdConfig { timeout: ANSWERS_IN, ..etcd };
-    let known = async { EtcdStore::connect(etcd).await?.keys(&format!("{root}/")).await };
-    match known.await {
-        Ok(keys) if !keys.is_empty() => Err(Failure::usage(format!(
-            "etcd at {at} has keys below {root}, of a cloud that the etcd of a cluster made here would not know: docs/cluster.md \
-             (\"A host that had a cloud already\") says how it comes along; --anew begins without it"
-        ))),
-        // There is none, or what is there is somebody else's.
-        _ => Ok(()),
+    for at in &etcd.endpoints {
+        // Each by itself: of several the last one's answer would stand for all.
+        let one = EtcdConfig { endpoints: vec![at.clone()], timeout: ANSWERS_IN, ..etcd.clone() };
+        let nothing = Txn::new().when(Compare::NoneUnder(format!("{root}/")));
+        let knows_none = async { Ok(EtcdStore::connect(one).await?.txn(nothing).await?.succeeded) };
+        match knows_none.await {
+            Ok(true) => {}
+            Ok(false) => {
+                return Err(Failure::usage(format!(
+                    "etcd at {at} has keys below {root}, of a cloud that the etcd of a cluster made here would not know: docs/cluster.md \
+                     (\"A host that had a cloud already\") says how it comes along; --anew begins without it"
+                )));
+            }
+            Err(error) if is_nobody(&error) => {}
+            Err(error) => {
+                let why = Failure::from(error);
+                let message = format!(
+                    "etcd at {at} does not say whether it knows a cloud ({}): try again; --anew begins without asking it",
+                    why.message
+                );
+                return Err(Failure { message, ..why });
+            }
+        }
     }
+    Ok(())
+}
+
+/// Whether nobody listens there. One that is slow, or cannot be reached at the moment, may know a cloud all the same.
+fn is_nobody(error: &StoreError) -> bool {
+    const NOBODY: [&str; 3] =
+        ["Connection refused", "Name or service not known", "No address associated with hostname"];
+    matches!(error, StoreError::Unreachable { detail, .. } if NOBODY.iter().any(|words| detail.contains(words)))
 }
 
 fn made(files: &Directory, names: &[String]) -> Vec<String> {

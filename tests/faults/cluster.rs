@@ -14,6 +14,10 @@ use ec_libvirt::testing::{LibvirtServer, tiny_image};
 use ec_model::{InstanceId, Keyspace, NodeId};
 use ec_store::{EtcdConfig, EtcdStore, EtcdTls, Store, Txn, Users, testing::EtcdServer};
 use ec_tests::{Running, TINY, program};
+use nix::{
+    sys::signal::{Signal, kill},
+    unistd::Pid,
+};
 use reqwest::{Certificate, Client, ClientBuilder, Identity, Method, tls::TlsInfo};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use serde_json::{Value, json};
@@ -668,6 +672,12 @@ async fn a_host_that_had_a_cloud_brings_it_along() -> Result<()> {
     host.until("the old etcd is there", put).await?;
     host.refused(&["cluster", "init", "127.0.0.1"], 2, "--anew begins without it")?;
     ensure!(!directory.exists());
+    // One that hangs may know a cloud, too.
+    let signal = |signal| kill(Pid::from_raw(old.0.id().try_into()?), signal).map_err(anyhow::Error::from);
+    signal(Signal::SIGSTOP)?;
+    host.refused(&["cluster", "init", "127.0.0.1"], 3, "does not say whether it knows a cloud")?;
+    ensure!(!directory.exists());
+    signal(Signal::SIGCONT)?;
     // Who wants none of it says so.
     other.administered(&["cluster", "init", "127.0.0.1", "--anew"])?;
 
