@@ -5,7 +5,7 @@
 
 mod tally;
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use ec_cloud::{Cleared, Cloud, CloudError, tend_claims, tend_instances, tend_nodes};
 use ec_plan::fleet::{Fleet, Move, Surplus};
@@ -26,79 +26,116 @@ const INSTANCES_PERIOD: Duration = Duration::from_secs(60);
 /// claims it once more where this was quicker.
 const CLAIM_PATIENCE: Duration = Duration::from_secs(60);
 
+/// What goes wrong in another way is told at most so often of each look.
+const TOLD_EVERY: Duration = Duration::from_secs(60);
+
 /// Looks after the cluster until `shutdown`, whatever fails meanwhile, and counts it.
 pub async fn tend(cloud: &Cloud, tally: &Tally, shutdown: &CancellationToken) {
+    // Beside each other: claims are asked for of every node, and where that takes minutes a node that dies is marked all the same.
+    // A look that is broken off in its midst leaves nothing half done: each of its writes is whole.
+    let looks = async { tokio::join!(look_at_nodes(cloud, tally), look_at_what_is_left(cloud, tally)) };
+    tokio::select! {
+        biased;
+        () = shutdown.cancelled() => {}
+        (never, _) = looks => match never {},
+    }
+}
+
+/// Marks nodes that are gone, and those that are back. That this goes on is what a service manager is told.
+async fn look_at_nodes(cloud: &Cloud, tally: &Tally) -> Infallible {
     let begun = Instant::now();
     let mut fleet = Fleet::new(PATIENCE, NODES_PERIOD * 2);
-    let mut surplus = Surplus::new(CLAIM_PATIENCE, INSTANCES_PERIOD * 2);
-    let mut instances_due = begun;
-    // Of nodes, of instances, and of claims: one may work where another does not.
-    let mut troubles: [Trouble; 3] = Default::default();
+    let mut trouble = Trouble::of("nodes");
     loop {
         service::turned();
         tally.turned();
-        // A look that is broken off in its midst leaves nothing half done: each of its writes is whole.
-        let look = async {
-            let looked = async {
-                let (seen, tended) = tend_nodes(cloud, &mut fleet, begun.elapsed()).await?;
-                tally.saw(&seen, &tended.done);
-                for done in tended.done {
-                    match done {
-                        Move::MarkDown(node) => {
-                            tracing::warn!(%node, "its agent is gone: nothing is placed there any more")
-                        }
-                        Move::MarkUp(node) => {
-                            tracing::info!(%node, "its agent is back: instances may be placed there again")
-                        }
+        let looked = async {
+            let (seen, tended) = tend_nodes(cloud, &mut fleet, begun.elapsed()).await?;
+            tally.saw(&seen, &tended.done);
+            for done in tended.done {
+                match done {
+                    Move::MarkDown(node) => {
+                        tracing::warn!(%node, "its agent is gone: nothing is placed there any more")
+                    }
+                    Move::MarkUp(node) => {
+                        tracing::info!(%node, "its agent is back: instances may be placed there again")
                     }
                 }
-                tended.failed.map_or(Ok(()), Err)
-            };
-            troubles[0].tell(tally.nodes.of(looked).await);
-            if Instant::now() >= instances_due {
-                instances_due = Instant::now() + INSTANCES_PERIOD;
-                let looked = async {
-                    let swept = tend_instances(cloud).await?;
-                    tally.swept(swept.done.len());
-                    for Cleared { instance, request_id } in swept.done {
-                        let request_id = request_id.map(tracing::field::display);
-                        tracing::info!(%instance, request_id, "took away what was left of it");
-                    }
-                    swept.failed.map_or(Ok(()), Err)
-                };
-                troubles[1].tell(tally.instances.of(looked).await);
-                let looked = async {
-                    let settled = tend_claims(cloud, &mut surplus, begun.elapsed()).await?;
-                    tally.settled(settled.done.len());
-                    for Cleared { instance, request_id } in settled.done {
-                        let request_id = request_id.map(tracing::field::display);
-                        tracing::info!(%instance, request_id, "gave back what it had claimed and does not need");
-                    }
-                    settled.failed.map_or(Ok(()), Err)
-                };
-                troubles[2].tell(tally.claims.of(looked).await);
             }
-            tokio::time::sleep(NODES_PERIOD).await;
+            tended.failed.map_or(Ok(()), Err)
         };
-        tokio::select! {
-            biased;
-            () = shutdown.cancelled() => return,
-            () = look => {}
-        }
+        trouble.tell(tally.nodes.of(looked).await);
+        tokio::time::sleep(NODES_PERIOD).await;
     }
 }
 
-/// Says once that something does not work, and once that it does again.
-#[derive(Default)]
-struct Trouble(bool);
+/// Takes away what killed commands left, and claims that are greater than what their instances need.
+async fn look_at_what_is_left(cloud: &Cloud, tally: &Tally) -> Infallible {
+    let begun = Instant::now();
+    let mut surplus = Surplus::new(CLAIM_PATIENCE, INSTANCES_PERIOD * 2);
+    // One may work where the other does not.
+    let (mut of_instances, mut of_claims) = (Trouble::of("instances"), Trouble::of("claims"));
+    loop {
+        let looked = async {
+            let swept = tend_instances(cloud).await?;
+            tally.swept(swept.done.len());
+            for Cleared { instance, request_id } in swept.done {
+                let request_id = request_id.map(tracing::field::display);
+                tracing::info!(%instance, request_id, "took away what was left of it");
+            }
+            swept.failed.map_or(Ok(()), Err)
+        };
+        of_instances.tell(tally.instances.of(looked).await);
+        let looked = async {
+            let settled = tend_claims(cloud, &mut surplus, begun.elapsed()).await?;
+            tally.settled(settled.done.len());
+            for Cleared { instance, request_id } in settled.done {
+                let request_id = request_id.map(tracing::field::display);
+                tracing::info!(%instance, request_id, "gave back what it had claimed and does not need");
+            }
+            settled.failed.map_or(Ok(()), Err)
+        };
+        of_claims.tell(tally.claims.of(looked).await);
+        tokio::time::sleep(INSTANCES_PERIOD).await;
+    }
+}
+
+/// Says that a look does not go well, when that is for another reason, and once that it does again.
+struct Trouble {
+    look: &'static str,
+    told: Option<(String, Instant)>,
+}
 
 impl Trouble {
+    fn of(look: &'static str) -> Self {
+        Self { look, told: None }
+    }
+
     fn tell(&mut self, outcome: Result<(), CloudError>) {
-        match (&outcome, self.0) {
-            (Err(error), false) => tracing::warn!(%error, "failed to look after the cluster; trying on"),
-            (Ok(()), true) => tracing::info!("etcd and placement answer again"),
-            _ => {}
+        match outcome {
+            Err(error) => {
+                if self.is_news(&error.to_string()) {
+                    tracing::warn!(look = self.look, %error, "failed to look after the cluster; trying on");
+                }
+            }
+            Ok(()) if self.told.take().is_some() => {
+                tracing::info!("the look at {} went well again", self.look);
+            }
+            Ok(()) => {}
         }
-        self.0 = outcome.is_err();
+    }
+
+    /// Whether this was not told last. Words with numbers in them, as times and uuids, are others each time and tell nothing new.
+    fn is_news(&mut self, why: &str) -> bool {
+        let words = why.split_whitespace().filter(|word| !word.contains(|c: char| c.is_ascii_digit()));
+        let gist = words.collect::<Vec<_>>().join(" ");
+        if self.told.as_ref().is_some_and(|(told, at)| *told == gist || at.elapsed() < TOLD_EVERY) {
+            return false;
+        }
+        self.told = Some((gist, Instant::now()));
+        true
     }
 }
+
+#[cfg(test)]
+mod tests;
