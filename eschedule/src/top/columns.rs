@@ -80,16 +80,16 @@ impl Column {
         }
     }
 
-    /// How wide it is; of the name and the last, at least.
+    /// How wide it is, with room for the mark beside its title; of the name and the last, at least.
     pub(super) fn width(self) -> u16 {
         match self {
             Self::Name => 14,
             Self::State => 13,
             Self::Node => 10,
-            Self::Age | Self::Vcpu => 4,
+            Self::Age | Self::Vcpu | Self::Memory => 5,
             Self::Address => 15,
-            Self::Memory | Self::Cpu => 5,
-            Self::Disk | Self::Net => 6,
+            Self::Cpu | Self::Net => 6,
+            Self::Disk => 7,
             Self::Doing => 20,
         }
     }
@@ -122,7 +122,7 @@ impl Column {
         Self::ALL.into_iter().filter(|column| fit.contains(column)).collect()
     }
 
-    /// What stands in it.
+    /// What stands in it. Of a number all digits: with fewer it would be another.
     pub(super) fn cell(self, (view, node, rate): Row<'_>, now: Timestamp) -> String {
         let amount = |class: &str| view.resources.get(class).copied();
         let text = match self {
@@ -133,12 +133,17 @@ impl Column {
             Self::Address => view.ip.map(|ip| ip.to_string()),
             Self::Vcpu => amount("VCPU").map(|count| count.to_string()),
             Self::Memory => amount("MEMORY_MB").map(mebibytes),
-            Self::Cpu => rate.map(|rate| format!("{:.1}", rate.cpu)),
+            Self::Cpu => rate.map(|rate| percent(rate.cpu)),
             Self::Disk => rate.map(|rate| bytes(rate.disk)),
             Self::Net => rate.map(|rate| bytes(rate.net)),
             Self::Doing => Some(crate::output::reason_and_doing(view)),
         };
-        crate::output::plain(&text.unwrap_or_else(|| "-".to_owned()))
+        let text = text.unwrap_or_else(|| "-".to_owned());
+        let room = usize::from(self.width());
+        if self.is_number() && text.len() > room {
+            return "#".repeat(room);
+        }
+        crate::output::plain(&text)
     }
 
     /// Which of two comes first; what is not known comes last.
@@ -175,6 +180,13 @@ fn age(seconds: i64) -> String {
     let seconds = seconds.max(0);
     let unit = UNITS.into_iter().find(|(unit, _)| seconds >= *unit);
     unit.map_or_else(|| format!("{seconds}s"), |(unit, name)| format!("{}{name}", seconds / unit))
+}
+
+/// Parts of a processor, and of many whole ones.
+fn percent(amount: f64) -> String {
+    // 999.95 would be shown as 1000.0.
+    let digits = usize::from(amount < 999.95);
+    format!("{amount:.digits$}")
 }
 
 /// An amount of memory.
@@ -220,6 +232,15 @@ mod tests {
         for (seconds, wanted) in [(-5, "0s"), (59, "59s"), (60, "1m"), (7300, "2h"), (900_000, "10d")] {
             assert_eq!(age(seconds), wanted);
         }
+    }
+
+    #[test]
+    fn titles_have_room_for_the_mark_of_their_order_and_percents_for_all_processors() {
+        for column in Column::ALL {
+            assert!(column.title().len() < usize::from(column.width()), "{column:?}");
+        }
+        let shown = [0.0, 99.94, 999.94, 999.96, 1600.0, 102_400.0].map(percent);
+        assert_eq!(shown, ["0.0", "99.9", "999.9", "1000", "1600", "102400"]);
     }
 
     #[test]

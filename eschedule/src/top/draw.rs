@@ -1,6 +1,6 @@
 //! What the model looks like.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use ec_cloud::NodeView;
 use jiff::Timestamp;
@@ -9,7 +9,7 @@ use ratatui::{
     layout::{Constraint, Layout, Rect},
     style::{Color, Modifier, Style},
     text::{Line, Span},
-    widgets::{Block, Clear, Paragraph, Row, Table},
+    widgets::{Block, Clear, Paragraph, Row, Table, Wrap},
 };
 
 use super::{
@@ -20,8 +20,8 @@ use crate::output::{Mood, mood, plain, reason_and_doing};
 
 /// Below this height all room is the instances'.
 const LOW: u16 = 10;
-/// Rows that are not of nodes or instances: the summary, a line for what is told, the keys.
-const AROUND: u16 = 3;
+/// Rows that are not of nodes or instances, nor of what is told: the summary, the keys.
+const AROUND: u16 = 2;
 /// Cells of a bar.
 const BAR: u64 = 4;
 
@@ -59,25 +59,27 @@ impl Look {
 /// Draws all of it.
 pub(super) fn draw(frame: &mut Frame<'_>, model: &mut Model, look: Look, now: Timestamp) {
     let area = frame.area();
+    let (told, mood) = telling(model);
+    let told = folded(&told, area.width, (area.height / 3).max(1));
+    let for_told = u16::try_from(told.len()).unwrap_or(1);
     let for_nodes = if area.height < LOW {
         0
     } else {
         let wanted = u16::try_from(model.nodes.len()).unwrap_or(u16::MAX).saturating_add(1);
-        wanted.clamp(2, ((area.height - AROUND) / 3).max(2))
+        wanted.clamp(2, (area.height.saturating_sub(AROUND + for_told) / 3).max(2))
     };
     let rows = [
         Constraint::Length(1),
         Constraint::Length(for_nodes),
         Constraint::Min(0),
-        Constraint::Length(1),
+        Constraint::Length(for_told),
         Constraint::Length(1),
     ];
-    let [above, nodes, instances, told, keys] = Layout::vertical(rows).areas(area);
+    let [above, nodes, instances, below, keys] = Layout::vertical(rows).areas(area);
     frame.render_widget(Line::styled(summary(model), Style::new().add_modifier(Modifier::BOLD)), above);
     draw_nodes(frame, nodes, model, look);
     draw_instances(frame, instances, model, look, now);
-    let (line, mood) = telling(model);
-    frame.render_widget(Line::styled(line, look.of(mood)), told);
+    frame.render_widget(Paragraph::new(told).style(look.of(mood)), below);
     let footer = if matches!(model.mode, Mode::Text(_)) { ABOVE } else { KEYS };
     frame.render_widget(Line::styled(footer, Style::new().add_modifier(Modifier::DIM)), keys);
     if let Mode::Text(text) = &model.mode {
@@ -93,9 +95,21 @@ fn summary(model: &Model) -> String {
         *states.entry(&view.state).or_default() += 1;
     }
     let states: Vec<String> = states.into_iter().map(|(state, count)| format!("{count} {state}")).collect();
-    let of_all = |class: &str, show: fn(u64) -> String| {
-        let sum = |pick: fn(&NodeView, &str) -> u64| model.nodes.iter().map(|node| pick(node, class)).sum();
-        format!("{}/{}", show(sum(used)), show(sum(capacity)))
+    let of_all = |class: &str, show: Written| {
+        // Each node of a storage that several share has all of that in its numbers.
+        let mut shared = BTreeSet::new();
+        let (used, capacity) = model
+            .nodes
+            .iter()
+            .map(|node| (node, used(node, class), capacity(node, class)))
+            .filter(|(node, _, capacity)| {
+                let storage = node.storage.as_ref().filter(|_| class == "DISK_GB" && *capacity > 0);
+                storage.is_none_or(|storage| shared.insert(storage))
+            })
+            .fold((0_u64, 0_u64), |all, (_, used, capacity)| {
+                (all.0.saturating_add(used), all.1.saturating_add(capacity))
+            });
+        format!("{}/{}", show(used), show(capacity))
     };
     format!(
         "nodes {alive}/{} alive  VCPU {}  MEM {}  DISK {}  instances {}{}{}",
@@ -121,7 +135,7 @@ fn gibibytes(amount: u64) -> String {
     mebibytes(amount.saturating_mul(1024))
 }
 
-/// The columns of nodes: their titles, how wide they are, and how wide without bars.
+/// The columns of nodes: their titles, how wide they are, and how wide without bars; of numbers, at least.
 const OF_NODES: [(&str, u16, u16); 7] = [
     ("NODE", 10, 10),
     ("STATE", 6, 6),
@@ -133,36 +147,62 @@ const OF_NODES: [(&str, u16, u16); 7] = [
 ];
 /// The same, those that are worth the most first.
 const BY_WORTH: [usize; 7] = [0, 1, 2, 3, 5, 6, 4];
+/// How an amount is written.
+type Written = fn(u64) -> String;
+/// Whose numbers may have a bar, and of what they are.
+const AMOUNTS: [(usize, &str, Written); 3] =
+    [(2, "VCPU", |count| count.to_string()), (3, "MEMORY_MB", mebibytes), (4, "DISK_GB", gibibytes)];
+/// The first column of numbers, which are shown whole: with a digit or a unit less they would be others.
+const NUMBERS: usize = 2;
 
-/// Which columns of nodes fit, and whether with bars: where there is no room for all, bars go first.
-fn of_nodes(width: u16) -> (Vec<usize>, bool) {
-    let needed = |columns: &[usize], of: fn(&(&str, u16, u16)) -> u16| {
-        columns.iter().map(|column| of(&OF_NODES[*column]) + 1).sum::<u16>() - 1
+/// Which columns of nodes fit and how wide each is, where their longest texts are so long, and whether with bars: where there is no
+/// room for all, bars go first.
+fn of_nodes(width: u16, longest: [u16; 7]) -> (Vec<(usize, u16)>, bool) {
+    let wide = |column: usize, has_bars: bool| {
+        let (_, with_bar, without) = OF_NODES[column];
+        let least = if has_bars { with_bar } else { without };
+        if column < NUMBERS { least } else { least.max(longest[column]) }
     };
-    let has_bars = needed(&BY_WORTH, |column| column.1) <= width;
+    let needed = |columns: &[usize], has_bars: bool| {
+        columns.iter().map(|column| wide(*column, has_bars).saturating_add(1)).fold(0, u16::saturating_add)
+            - 1
+    };
+    let has_bars = needed(&BY_WORTH, true) <= width;
     let mut fit = BY_WORTH.to_vec();
-    while !has_bars && fit.len() > 1 && needed(&fit, |column| column.2) > width {
+    while !has_bars && fit.len() > 1 && needed(&fit, false) > width {
         fit.pop();
     }
     fit.sort_unstable();
-    (fit, has_bars)
+    (fit.into_iter().map(|column| (column, wide(column, has_bars))).collect(), has_bars)
 }
 
 /// How much of it is taken.
-fn amount(node: &NodeView, class: &str, show: fn(u64) -> String, has_bar: bool) -> String {
+fn amount(node: &NodeView, class: &str, show: Written) -> String {
+    match (used(node, class), capacity(node, class)) {
+        (0, 0) => "-".to_owned(),
+        (used, capacity) => format!("{}/{}", show(used), show(capacity)),
+    }
+}
+
+/// The same as a bar, where there is something to take.
+fn bar(node: &NodeView, class: &str) -> Option<String> {
     let (used, capacity) = (used(node, class), capacity(node, class));
     if capacity == 0 && used == 0 {
-        return "-".to_owned();
-    }
-    let amount = format!("{}/{}", show(used), show(capacity));
-    if !has_bar {
-        return amount;
+        return None;
     }
     // What is taken at all is seen, and only what is full is seen as that.
     let full = (used.saturating_mul(BAR).div_ceil(capacity.max(1))).min(BAR);
     let full = if full == BAR && used < capacity { BAR - 1 } else { full };
     let cells: String = (0..BAR).map(|cell| if cell < full { '|' } else { ' ' }).collect();
-    format!("[{cells}] {amount}")
+    Some(format!("[{cells}]"))
+}
+
+/// What stands in the columns of a node, without bars.
+fn cells_of(model: &Model, node: &NodeView) -> [String; 7] {
+    let load = model.load(node.node).map_or_else(|| "-".to_owned(), |load| format!("{load:.2}"));
+    let [vcpu, memory, disk] = AMOUNTS.map(|(_, class, show)| amount(node, class, show));
+    let name = plain(&model.node_name(node.node));
+    [name, state_of(node).to_owned(), vcpu, memory, disk, node.instances.to_string(), load]
 }
 
 fn draw_nodes(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) {
@@ -170,34 +210,38 @@ fn draw_nodes(frame: &mut Frame<'_>, area: Rect, model: &mut Model, look: Look) 
     let ids = model.node_ids();
     let (seen, selected) = model.node.window(&ids, usize::from(area.height.saturating_sub(1)));
     model.seen = seen.iter().copied().collect();
-    let (columns, has_bars) = of_nodes(area.width);
-    let rows = seen.iter().enumerate().filter_map(|(at, id)| {
-        let node = model.nodes.iter().find(|view| view.node == *id)?;
-        let state = state_of(node);
-        let mood = match state {
-            "alive" => Some(Mood::Well),
-            "down" => Some(Mood::Trouble),
-            _ => Some(Mood::UnderWay),
+    let of_id = |id| model.nodes.iter().find(|view| view.node == id);
+    let texts: Vec<_> =
+        seen.iter().filter_map(|id| of_id(*id)).map(|node| (node, cells_of(model, node))).collect();
+    let longest = std::array::from_fn(|column| {
+        let all = texts.iter().map(|(_, cells)| cells[column].len()).max();
+        all.map_or(0, |longest| u16::try_from(longest).unwrap_or(u16::MAX))
+    });
+    let (columns, has_bars) = of_nodes(area.width, longest);
+    let rows = texts.iter().enumerate().map(|(at, (node, texts))| {
+        let mood = match state_of(node) {
+            "alive" => Mood::Well,
+            "down" => Mood::Trouble,
+            _ => Mood::UnderWay,
         };
-        let load = model.load(*id).map_or_else(|| "-".to_owned(), |load| format!("{load:.2}"));
-        let cells = [
-            Span::raw(plain(&model.node_name(*id))),
-            Span::styled(state, look.of(mood)),
-            Span::raw(amount(node, "VCPU", |count| count.to_string(), has_bars)),
-            Span::raw(amount(node, "MEMORY_MB", mebibytes, has_bars)),
-            Span::raw(amount(node, "DISK_GB", gibibytes, has_bars)),
-            Span::raw(node.instances.to_string()),
-            Span::raw(load),
-        ];
-        let cells = columns.iter().map(|column| cells[*column].clone()).collect::<Vec<_>>();
+        let cells = columns.iter().map(|(column, width)| {
+            let text = &texts[*column];
+            let class = AMOUNTS.iter().find(|(of, ..)| of == column).map(|(_, class, _)| *class);
+            let with_bar = class.filter(|_| has_bars).and_then(|class| bar(node, class));
+            let with_bar = with_bar.map(|bar| format!("{bar} {text}"));
+            // Where both do not fit, the number.
+            let text =
+                with_bar.filter(|both| both.len() <= usize::from(*width)).unwrap_or_else(|| text.clone());
+            Span::styled(text, look.of((*column == 1).then_some(mood)))
+        });
         let style = if selected == Some(at) { Look::selected(active) } else { Style::new() };
-        Some(Row::new(cells).style(style))
+        Row::new(cells).style(style)
     });
-    let widths = columns.iter().map(|column| match OF_NODES[*column] {
-        _ if *column == 0 => Constraint::Fill(1),
-        (_, with_bar, without) => Constraint::Length(if has_bars { with_bar } else { without }),
+    let widths = columns.iter().map(|(column, width)| match column {
+        0 => Constraint::Fill(1),
+        _ => Constraint::Length(*width),
     });
-    let header = Row::new(columns.iter().map(|column| OF_NODES[*column].0));
+    let header = Row::new(columns.iter().map(|(column, _)| OF_NODES[*column].0));
     frame.render_widget(Table::new(rows, widths).header(header.style(Look::header(active))), area);
 }
 
@@ -245,7 +289,26 @@ fn aligned(column: Column, text: String) -> Line<'static> {
     if column.is_number() { line.right_aligned() } else { line }
 }
 
-/// The line above the keys: what is asked, what is wrong, what came of the last thing, or why the selected is as it is.
+/// A text in lines of this width, as many as there is room for; one at least.
+fn folded(text: &str, width: u16, room: u16) -> Vec<Line<'static>> {
+    let mut lines = vec![String::new()];
+    let mut left = usize::from(width);
+    for letter in text.chars() {
+        let wide = Span::raw(letter.to_string()).width();
+        if wide > left {
+            if lines.len() >= usize::from(room) {
+                break;
+            }
+            lines.push(String::new());
+            left = usize::from(width);
+        }
+        left = left.saturating_sub(wide);
+        lines.last_mut().into_iter().for_each(|line| line.push(letter));
+    }
+    lines.into_iter().map(Line::raw).collect()
+}
+
+/// What stands above the keys: what is asked, what is wrong, what came of the last thing, or why the selected is as it is.
 fn telling(model: &mut Model) -> (String, Option<Mood>) {
     match &model.mode {
         Mode::Filter => return (format!("/{}_", plain(&model.text)), None),
@@ -286,5 +349,6 @@ fn draw_text(frame: &mut Frame<'_>, area: Rect, text: &Text) {
     let lines: Vec<Line<'_>> =
         text.lines.iter().skip(text.first).map(|line| Line::raw(plain(line))).collect();
     frame.render_widget(Clear, inside);
-    frame.render_widget(Paragraph::new(lines).block(Block::bordered().title(plain(&text.title))), inside);
+    let whole = Paragraph::new(lines).wrap(Wrap { trim: false });
+    frame.render_widget(whole.block(Block::bordered().title(plain(&text.title))), inside);
 }

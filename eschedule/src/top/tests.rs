@@ -19,7 +19,7 @@ use super::{
     columns::Column,
     draw::{Look, draw},
     model::{Action, Asked, Mode, Model, Pane, Wish},
-    rates::Reading,
+    rates::{Rate, Reading},
 };
 
 fn id(number: u128) -> InstanceId {
@@ -140,10 +140,10 @@ fn a_screen_of_eighty_by_twenty_four_tells_of_nodes_and_instances() {
         "NODE        STATE  VCPU           MEMORY            DISK              INST LOAD",
         "host1       alive  [|   ] 3/16    [|   ] 1.5G/16G   [|   ] 10G/100G   2    0.50",
         "host2       down   [|   ] 3/16    [|   ] 1.5G/16G   [|   ] 10G/100G   2    -",
-        "NAME*             STATE         NODE        AGE ADDRESS         VCPU   MEM  CPU%",
-        "db                ERROR         host2        2m -                  1  512M     -",
-        "mail              STOPPED       host1        3m -                  1  512M   0.0",
-        "web               ACTIVE        host1        1m 10.0.0.7           1  512M  75.0",
+        "NAME*          STATE         NODE         AGE ADDRESS          VCPU   MEM   CPU%",
+        "db             ERROR         host2         2m -                   1  512M      -",
+        "mail           STOPPED       host1         3m -                   1  512M    0.0",
+        "web            ACTIVE        host1         1m 10.0.0.7            1  512M   75.0",
     ];
     assert_eq!(lines[..8], wanted, "{lines:#?}");
     assert!(lines[8..22].iter().all(String::is_empty), "{lines:#?}");
@@ -260,7 +260,7 @@ fn a_narrow_screen_tells_of_nodes_without_bars_and_then_without_what_is_worth_le
                 "NODE         STATE  VCPU    MEMORY     DISK       INST LOAD",
                 "host1        alive  3/16    1.5G/16G   10G/100G   2    0.50",
                 "host2        down   3/16    1.5G/16G   10G/100G   2    -",
-                "NAME*                         STATE         NODE        CPU%",
+                "NAME*                        STATE         NODE         CPU%",
             ],
         ),
         (
@@ -277,6 +277,83 @@ fn a_narrow_screen_tells_of_nodes_without_bars_and_then_without_what_is_worth_le
         let lines = lines(&mut model, width, 24);
         assert_eq!(lines[1..5], wanted, "{lines:#?}");
     }
+}
+
+#[test]
+fn numbers_are_shown_whole_however_large_they_are() {
+    let mut model = model();
+    let large = |used: u64, capacity: u64| -> [BTreeMap<String, u64>; 2] {
+        [used, capacity].map(|n| {
+            [("VCPU", n), ("MEMORY_MB", n << 10), ("DISK_GB", n)].map(|(c, n)| (c.to_owned(), n)).into()
+        })
+    };
+    let [mut used, capacity] = large(128, 1023);
+    used.insert("MEMORY_MB".to_owned(), 1000 << 10);
+    model.nodes(vec![NodeView { used, capacity, ..node(1, "host1", true) }, node(2, "host2", false)]);
+    let seen = lines(&mut model, 80, 24);
+    assert_eq!(seen[2], "host1       alive  128/1023       1000G/1023G       [|   ] 128G/1023G 2    0.50");
+    assert!(seen[3].contains("[|   ] 3/16 "), "others keep their bars: {seen:#?}");
+    for (used, capacity) in [(1000, 1023), (9999, 99_999), (1_000_000, 12_345_678)] {
+        let [used_of, capacity_of] = large(used, capacity);
+        let instances = 123_456;
+        let node = NodeView { used: used_of, capacity: capacity_of, instances, ..node(1, "host1", true) };
+        model.nodes(vec![node]);
+        for width in [30, 40, 50, 60, 80, 100] {
+            let seen = lines(&mut model, width, 24);
+            let cells: Vec<&str> =
+                seen[2].split_whitespace().filter(|cell| !matches!(*cell, "[|" | "]")).collect();
+            let titles = seen[1].split_whitespace();
+            for (title, cell) in titles.zip(cells) {
+                match title {
+                    "VCPU" => assert_eq!(cell, format!("{used}/{capacity}"), "{width}: {seen:#?}"),
+                    "INST" => assert_eq!(cell, instances.to_string(), "{width}: {seen:#?}"),
+                    _ => {}
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn no_number_of_an_instance_is_wider_than_its_column() {
+    let model = model();
+    let rates = [0.0, 75.0, 999.96, 102_400.0, 1e9, 1e20];
+    for (amount, rate) in
+        [0, 1, 16, 1023, 99_999, 100_000, 1 << 40].into_iter().zip(rates.into_iter().cycle())
+    {
+        let created_at = Some(Timestamp::from_second(-i64::try_from(amount.min(1 << 35)).unwrap()).unwrap());
+        let resources = [("VCPU".to_owned(), amount), ("MEMORY_MB".to_owned(), amount)].into();
+        let view = View { created_at, resources, ..model.views[&id(1)].clone() };
+        let rate = Some(Rate { cpu: rate, disk: rate, net: rate });
+        for column in Column::ALL.into_iter().filter(|column| column.is_number()) {
+            let cell = column.cell((&view, "host1", rate), now());
+            assert!(cell.len() <= usize::from(column.width()), "{column:?}: {cell}");
+        }
+    }
+}
+
+#[test]
+fn storage_that_nodes_share_is_counted_once() {
+    let mut model = model();
+    let on = |number, storage: Option<&str>| NodeView {
+        storage: storage.map(str::to_owned),
+        ..node(number, &format!("host{number}"), true)
+    };
+    model.nodes(vec![on(1, Some("nfs")), on(2, Some("nfs")), on(3, Some("ceph")), on(4, None), on(5, None)]);
+    let seen = lines(&mut model, 120, 24);
+    assert!(seen[0].contains("VCPU 15/80") && seen[0].contains("DISK 40G/400G"), "{seen:#?}");
+}
+
+#[test]
+fn what_is_told_and_texts_are_shown_whole_where_there_is_room() {
+    let mut model = model();
+    let told = format!("web: cannot stop: {} the end", "because ".repeat(20));
+    model.note = Some(told.clone());
+    let seen = lines(&mut model, 80, 24);
+    let whole: String = seen[20..23].iter().map(|line| format!("{line:80}")).collect();
+    assert!(whole.trim_end() == told && seen[23].starts_with("?help"), "{seen:#?}");
+    model.text("Instance", vec![format!("reason {} last", "because ".repeat(20))]);
+    assert!(lines(&mut model, 80, 24).iter().any(|line| line.contains(" last")));
 }
 
 #[test]
