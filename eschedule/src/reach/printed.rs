@@ -17,7 +17,15 @@ impl Printed {
     /// begin one for a terminal where the filter of sequences took them for part of a character.
     pub(super) fn next(&mut self, piece: &[u8]) -> String {
         let mut bytes = mem::take(&mut self.begun);
-        bytes.extend(self.sequences.strip_next(piece).flatten());
+        for line in piece.split_inclusive(|byte| *byte == b'\n') {
+            let before = bytes.len();
+            bytes.extend(self.sequences.strip_next(line).flatten());
+            // A sequence of text that nobody ends would take all that follows, the guest's last words among it.
+            if line.ends_with(b"\n") {
+                self.sequences = StripBytes::new();
+                bytes.extend((!bytes[before..].ends_with(b"\n")).then_some(b'\n'));
+            }
+        }
         let mut text = String::with_capacity(bytes.len());
         for chunk in bytes.utf8_chunks() {
             text.extend(chunk.valid().chars().filter(|c| matches!(c, '\n' | '\t') || !c.is_control()));
@@ -61,6 +69,9 @@ mod tests {
             (b"\xe4\xb8\x1b[2J", "\u{fffd}[2J"),
             ("Grüße, 世界\n".as_bytes(), "Grüße, 世界\n"),
             (b"\xff\xfeok", "ok"),
+            // One that nobody ends takes the rest of its line.
+            (b"a\x1b]x\nline\n", "a\nline\n"),
+            (b"a\n\x1bPx\nline\n", "a\n\nline\n"),
         ] {
             assert_eq!(printed(bytes), text, "{bytes:?}");
         }
