@@ -88,9 +88,10 @@ fn meta_data(record: &InstanceRecord, peer: IpAddr, path: &[&str]) -> Option<Con
     }
 }
 
-/// Metadata as EC2 has instances' tags; of a key with a blank no path can be told.
+/// Metadata as EC2 has instances' tags; of a key with a blank no path can be told, and whoever asks for `.` or `..` makes another path
+/// of it.
 fn tags(record: &InstanceRecord) -> impl Iterator<Item = (&String, &String)> {
-    record.metadata.iter().filter(|(key, _)| !key.contains(' '))
+    record.metadata.iter().filter(|(key, _)| !key.contains(' ') && !matches!(key.as_str(), "." | ".."))
 }
 
 /// What a key is called in both trees: crawlers make maps of them, so no two may have the same name.

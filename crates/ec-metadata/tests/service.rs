@@ -140,6 +140,25 @@ fn the_ec2_tree_has_what_guests_look_for() {
 }
 
 #[test]
+fn metadata_is_among_the_tags_where_its_key_can_be_part_of_a_path() {
+    let with = |keys: &[&str]| {
+        let metadata = keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect();
+        let record = InstanceRecord { metadata, ..record(GUEST).unwrap() };
+        let service = MetadataService::new(move |_| Ok::<_, String>(Some(record.clone())));
+        move |path: &str| {
+            let response = ask(&service, GUEST, Method::GET, &format!("/latest/meta-data/{path}"), &[]);
+            (response.status(), String::from_utf8_lossy(response.body()).into_owned())
+        }
+    };
+    let some = with(&["role", "...", "a.b", ".", "..", "a b"]);
+    assert_eq!(some("tags/instance").1, "...\na.b\nrole");
+    assert_eq!(some("tags/instance/role"), (StatusCode::OK, "x".to_owned()));
+    let none = with(&[".", "..", "a b"]);
+    assert!(!none("").1.contains("tags"));
+    assert_eq!(none("tags/instance").0, StatusCode::NOT_FOUND);
+}
+
+#[test]
 fn every_name_that_a_listing_gives_can_be_fetched() {
     fn crawl(peer: Ipv4Addr, base: &str, fetched: &mut usize) {
         let response = get(peer, base);
