@@ -28,7 +28,7 @@ use std::{
 
 use clap::Args;
 use draw::{Look, draw};
-use ec_cloud::{Acted, Cloud, CloudError, Doomed, NodeView, Seen, Verb, View, What, find};
+use ec_cloud::{Acted, Cloud, CloudError, Doomed, Kinds, NodeView, Seen, Verb, View, What, find};
 use ec_model::{GRACE_SECONDS, InstanceId, NodeId};
 use ec_runtime::exit::{FAILED, Failure, INTERRUPTED, tell};
 use jiff::Timestamp;
@@ -317,9 +317,10 @@ async fn look(
 ) {
     let mut due = interval(every);
     due.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    let mut kinds = Kinds::default();
     loop {
         due.tick().await;
-        let told = match ec_cloud::nodes(&cloud).await {
+        let told = match ec_cloud::nodes_again(&cloud, &mut kinds).await {
             Ok(mut nodes) => {
                 let told = news.send(News::Nodes(nodes.clone()));
                 // The first time they are drawn before it is known who is asked.

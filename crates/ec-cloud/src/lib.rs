@@ -35,6 +35,7 @@ mod heal;
 mod history;
 mod image;
 mod intent;
+mod kinds;
 mod lookup;
 mod members;
 mod moving;
@@ -87,13 +88,14 @@ pub use image::{
     drop_copy, image, image_for, images, stored_images, tend_copies, tend_images, unrecorded_images,
 };
 pub use intent::{Naming, name_is_free};
+pub use kinds::Kinds;
 pub use lookup::{
     Found, Known, Read, View, bearing, called_beginning, find, find_placed, list, resolve, resolve_name,
     standing,
 };
 pub use members::{Membership, ROOT};
 pub use moving::{move_volume, node_to_come_to, node_with, takes_volumes};
-pub use nodes::{NodeView, nodes};
+pub use nodes::{NodeView, nodes, nodes_again};
 pub use preview::{Preview, Share, preview};
 pub use reach::{Door, look_at};
 pub use restore::{Restoring, restore_snapshot};

@@ -1,18 +1,15 @@
 //! The nodes: who is alive, and what is taken of what they have.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use ec_model::{
-    Alive, Instance, InstanceId, Node, NodeId, ResourceQuery, Resources, Trouble, Workload, decode,
-    decode_part,
-};
+use ec_model::{Alive, Node, NodeId, ResourceQuery, Resources, Trouble, decode};
 use ec_placement_client::{DISABLED, Inventory, Placement, PlacementError, Summary};
 use ec_plan::lack::is_locked;
 use futures::StreamExt;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 
 use crate::{
-    Cloud, CloudError, CloudResult,
+    Cloud, CloudError, CloudResult, Kinds,
     lookup::{CONCURRENCY, holders},
 };
 
@@ -58,13 +55,6 @@ pub struct NodeView {
     pub note: Option<String>,
 }
 
-/// What a record says of its kind.
-#[derive(Deserialize)]
-struct Kind {
-    #[serde(default)]
-    kind: Workload,
-}
-
 /// What placement knows of one node.
 enum Room {
     Known {
@@ -92,21 +82,27 @@ impl Room {
 
 /// All nodes; of those that are let in no more, the ones that hold instances.
 pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
+    nodes_again(cloud, &mut Kinds::default()).await
+}
+
+/// The same for whoever asks again and again, and keeps what was learnt of instances.
+pub async fn nodes_again(cloud: &Cloud, kinds: &mut Kinds) -> CloudResult<Vec<NodeView>> {
     let keys = &cloud.keys;
-    let prefixes =
-        (keys.all_alive(), keys.all_requests(), keys.all_statuses(), keys.nodes(), keys.instances());
+    let prefixes = (keys.all_alive(), keys.all_requests(), keys.all_statuses(), keys.nodes());
     let query = ResourceQuery::parse(ANYTHING).map_err(|error| CloudError::Invalid(error.to_string()))?;
     let etcd = async {
-        Ok::<_, CloudError>(tokio::try_join!(
-            cloud.store.list(&prefixes.0),
-            cloud.store.keys(&prefixes.1),
-            cloud.store.keys(&prefixes.2),
-            cloud.store.list(&prefixes.3),
-            cloud.store.list(&prefixes.4)
-        )?)
+        let listed = async {
+            Ok(tokio::try_join!(
+                cloud.store.list(&prefixes.0),
+                cloud.store.keys(&prefixes.1),
+                cloud.store.keys(&prefixes.2),
+                cloud.store.list(&prefixes.3)
+            )?)
+        };
+        tokio::try_join!(listed, kinds.volumes(cloud))
     };
     let placement = async { Ok::<_, CloudError>(cloud.placement.candidates(&query, None).await?) };
-    let ((alive, requests, statuses, known, recorded), found) = tokio::try_join!(etcd, placement)?;
+    let (((alive, requests, statuses, known), volumes), found) = tokio::try_join!(etcd, placement)?;
     let mut records: BTreeMap<NodeId, Result<Alive, String>> = BTreeMap::new();
     for pair in &alive.pairs {
         if let Ok(node) = keys.parse_alive(&pair.key) {
@@ -135,12 +131,6 @@ pub async fn nodes(cloud: &Cloud) -> CloudResult<Vec<NodeView>> {
         storages.insert(storage, singly(&*cloud.placement, storage).await);
     }
     let held = holders(keys, &requests, &statuses);
-    let volumes: HashSet<InstanceId> = recorded
-        .pairs
-        .iter()
-        .filter(|pair| decode_part::<Instance, Kind>(&pair.value).is_ok_and(|of| !of.kind.is_machine()))
-        .filter_map(|pair| keys.parse_instance(&pair.key).ok())
-        .collect();
     let all: BTreeSet<NodeId> = records.keys().chain(held.keys()).copied().chain(missed).collect();
     let rooms: HashMap<NodeId, (Room, Option<String>)> = futures::stream::iter(all)
         .map(async |node| {
