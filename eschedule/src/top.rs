@@ -395,7 +395,7 @@ async fn beside(
         if let Some(said) = said {
             let mut lines = BufReader::new(said).lines();
             while let Some(line) = lines.next_line().await? {
-                eprintln!("{line}");
+                tell(&line);
                 last = Some(line);
             }
         }

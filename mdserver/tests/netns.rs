@@ -1,6 +1,7 @@
 //! The program on a real bridge with real guests (network namespaces on veth pairs), as root.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
+#![expect(clippy::print_stderr, reason = "what was not tried, and why, is worth saying")]
 
 use std::{
     fs,

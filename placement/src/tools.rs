@@ -8,7 +8,7 @@ use std::{
 
 use ec_model::token_digest;
 use ec_pki::Access;
-use ec_runtime::exit::{Failure, UNREACHABLE, chain, print};
+use ec_runtime::exit::{Failure, UNREACHABLE, chain, print, tell};
 use ec_store::EtcdStore;
 use placement::{
     config::Config,
@@ -131,7 +131,7 @@ async fn open(options: &StoreOptions) -> Result<(EtcdStore, Keys, Config), Failu
 }
 
 async fn fetch(url: &str, source: &Source) -> Result<Snapshot, Failure> {
-    eprintln!("eplacement: reading {url}");
+    tell(&format!("eplacement: reading {url}"));
     let client = source.tls.client(url, FETCH_TIMEOUT)?;
     live::fetch(client, url, &source.token()?, seconds()).await.map_err(transfer_failure)
 }
@@ -151,7 +151,7 @@ pub(super) async fn export(
     };
     // Who writes it every night hears of that as long as it can be mended.
     if let Err(error) = snapshot.check_sound() {
-        eprintln!("eplacement: warning: {error}");
+        tell(&format!("eplacement: warning: {error}"));
     }
     let text = serde_json::to_string_pretty(&snapshot)
         .map_err(|error| Failure::failed(format!("cannot write the document: {error}")))?;
@@ -172,11 +172,11 @@ pub(super) async fn export(
 }
 
 fn told_export(snapshot: &Snapshot) {
-    eprintln!(
+    tell(&format!(
         "eplacement: exported {} providers and {} consumers",
         snapshot.providers.len(),
         snapshot.consumers.len()
-    );
+    ));
 }
 
 pub(super) async fn import(
@@ -197,9 +197,9 @@ pub(super) async fn import(
     // A document may be our own, of what an earlier release took: it is all there is of that.
     match snapshot.check_names() {
         Err(error) if source.from.is_some() => return Err(transfer_failure(error)),
-        Err(TransferError::Unknown(names)) => eprintln!(
+        Err(TransferError::Unknown(names)) => tell(&format!(
             "eplacement: warning: {names}: no user made these, and this release does not know them; no query can ask for them"
-        ),
+        )),
         _ => {}
     }
     let (store, keys, config) = open(&options).await?;
@@ -212,7 +212,7 @@ pub(super) async fn import(
         (error, _) => transfer_failure(error),
     })?;
     for finding in loose {
-        eprintln!("eplacement: warning: {finding}");
+        tell(&format!("eplacement: warning: {finding}"));
     }
     if let Some(url) = &source.from {
         // What changed at the source meanwhile would be lost without a word.
@@ -225,11 +225,11 @@ pub(super) async fn import(
             )));
         }
     }
-    eprintln!(
+    tell(&format!(
         "eplacement: imported {} providers and {} consumers; both sides are the same",
         snapshot.providers.len(),
         snapshot.consumers.len()
-    );
+    ));
     Ok(())
 }
 
@@ -246,11 +246,11 @@ pub(super) async fn check(options: StoreOptions) -> Result<(), Failure> {
         print(&format!("{finding}\n"))?;
     }
     if findings.is_empty() {
-        eprintln!(
+        tell(&format!(
             "eplacement: {} providers and {} consumers fit together",
             state.providers().count(),
             state.consumer_count()
-        );
+        ));
         return Ok(());
     }
     Err(Failure::failed(format!("{} findings", findings.len())))

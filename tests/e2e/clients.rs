@@ -16,6 +16,7 @@ fn script(name: &str) -> PathBuf {
     PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../scripts").join(name)
 }
 
+#[expect(clippy::print_stderr, reason = "what a client said is worth seeing where it fails")]
 fn run(command: &mut Command) -> Result<()> {
     let output = command.output()?;
     let text = String::from_utf8_lossy(&output.stdout);

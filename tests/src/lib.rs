@@ -333,6 +333,7 @@ impl Stack {
     }
 
     /// Schedules a guest by this query; answers its instance.
+    #[expect(clippy::print_stderr, reason = "a boot that is tried again is worth saying")]
     pub fn schedule_as(&self, query: &str, arguments: &[&str]) -> Result<InstanceId> {
         let output = self.eschedule(&[&[query], arguments].concat())?;
         let text = String::from_utf8_lossy(&output.stdout);

@@ -131,6 +131,7 @@ impl Cloud {
     }
 
     /// A guest is built, one stopped, one started again, one destroyed; and what runs on, runs on.
+    #[expect(clippy::print_stderr, reason = "what a run of minutes is at")]
     async fn main_job(&mut self) -> Result<()> {
         let mixture: Vec<_> = PROGRAMS.iter().map(|name| (*name, self.release(name))).collect();
         eprintln!("{} s: {mixture:?}", self.begun.elapsed().as_secs());

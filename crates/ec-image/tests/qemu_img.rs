@@ -1,6 +1,7 @@
 //! The inspection against what qemu-img itself makes, whole and cut short.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on ends there")]
+#![expect(clippy::print_stderr, reason = "what was not tried, and why, is worth saying")]
 
 use std::{
     fs::{self, File},
