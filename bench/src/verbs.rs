@@ -231,10 +231,16 @@ const VERBS: [Verb; 11] = [
         name: "rescue",
         arguments: &["rescue", "--wait", "@"],
         after: &[],
-        calls: "destroy, vol-create and create of the same XML",
+        calls: "vol-create, shutdown until it is off, and create of the same XML",
+        // Asked to end by both, since only then its disk is as its system leaves it.
         call: |twin| {
-            twin.domain.destroy()?;
             twin.pattern.make_disk(twin.instance, &twin.disk(".rescue"))?;
+            twin.domain.shutdown()?;
+            let deadline = Instant::now() + PATIENCE;
+            while twin.domain.is_active()? {
+                ensure!(Instant::now() < deadline, "it did not end");
+                thread::sleep(POLL);
+            }
             twin.pattern.create(&twin.rescue)
         },
         virsh: None,

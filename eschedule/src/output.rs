@@ -11,6 +11,7 @@ use ec_cloud::{
     Cloud, CloudError, GroupView, Healed, NodeNames, NodeView, Outcome, StorageView, View, bearing,
 };
 use ec_model::{Flavor, InstanceId, Keypair, Rebuild, RequestId, Restart, Workload};
+use ec_plan::status::AGAIN;
 use ec_runtime::exit::{Failure, NOBODY_READS, print};
 use jiff::Timestamp;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -147,9 +148,10 @@ pub(crate) fn healed(output: Output, list: &[Healed], names: &Names) -> Result<(
     )
 }
 
-/// The reason, and before it that nobody keeps it up to date.
+/// The reason, and before it that nobody keeps it up to date; behind it what is waited for, but not what is done about it.
 fn reason(view: &View) -> String {
-    told(is_dead(view), [&view.reason, &None])
+    let waits = view.doing.clone().filter(|doing| doing.ends_with(AGAIN));
+    told(is_dead(view), [&view.reason, &waits])
 }
 
 /// The same, and behind it what is done about it.
@@ -494,6 +496,21 @@ mod tests {
             assert!(json.chars().all(|c| c == '\n' || !c.is_control()), "{json}");
             assert_eq!(serde_json::from_str::<[String; 1]>(&json).unwrap(), [text]);
         }
+    }
+
+    #[test]
+    fn a_list_tells_what_is_waited_for_and_not_what_is_done() {
+        let view = |doing: &str| View {
+            node_alive: true,
+            reason: None,
+            doing: Some(doing.to_owned()),
+            ..crate::fields::view(false)
+        };
+        assert_eq!(reason(&view("starting it")), "");
+        let waits = "its network is not there; trying again";
+        assert_eq!(reason(&view(waits)), waits);
+        let dead = View { node_alive: false, ..view(waits) };
+        assert_eq!(reason(&dead), format!("its node is not alive; {waits}"));
     }
 
     #[test]

@@ -4,7 +4,13 @@
 //! on one host. They panic where the implementation is wrong. The base image must be one that boots.
 #![expect(clippy::expect_used, clippy::panic, reason = "a suite for tests says what is wrong by panicking")]
 
-use std::{collections::HashMap, path::PathBuf, slice::from_ref, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::PathBuf,
+    slice::from_ref,
+    sync::Arc,
+    time::Duration,
+};
 
 use bytes::Bytes;
 use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, NodeId, Workload};
@@ -380,7 +386,8 @@ async fn volumes_outlive_the_guests_that_have_them(
         assert_eq!(hypervisor.observe(instance).await.expect("observe").volumes, fingerprint);
         let listed = hypervisor.list().await.expect("list").remove(&instance).unwrap_or_default();
         assert_eq!(listed.volumes, fingerprint);
-        assert_eq!(hypervisor.volumes_of(instance).await.expect("look which it has"), wanted);
+        let has = hypervisor.volumes_of(instance).await.expect("look which it has");
+        assert_eq!(BTreeSet::from_iter(&has), BTreeSet::from_iter(wanted));
     };
     let bytes = async |volume| hypervisor.disk_bytes(volume).await.expect("measure");
 

@@ -110,8 +110,8 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// have some of them. The one that it boots from is neither given nor taken so: another one, or none, is refused.
     async fn set_volumes(&self, instance: InstanceId, volumes: &[Attachment]) -> HypervisorResult<()>;
 
-    /// The volumes that its domain has: those of the guest that is up, or whose memory is saved, and of the next start, each once.
-    /// Empty where there is no domain.
+    /// The volumes that its domain has: those of the guest that is up, or whose memory is saved, and of the next start, each once, in any
+    /// order. Empty where there is no domain.
     async fn volumes_of(&self, instance: InstanceId) -> HypervisorResult<Vec<Attachment>>;
 
     /// The capacity of the disk in bytes, of a machine or a volume; nothing where there is none.

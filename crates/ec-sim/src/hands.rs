@@ -58,7 +58,14 @@ impl Hands {
         let answer = call.await;
         // What it tells was so when it was asked.
         let asked = [format!("asks its hypervisor to {what}")];
-        if let Some(Fate::IsLate(late)) = self.world.snagged(self.actor, &self.life, &asked).await {
+        let late = match self.world.snagged(self.actor, &self.life, &asked).await {
+            Some(Fate::IsLate(late)) => Some(late),
+            _ if self.world.chance(self.world.storm().hypervisor / 4) => {
+                Some(self.world.millis(1_000..25_000))
+            }
+            _ => None,
+        };
+        if let Some(late) = late {
             sleep(late).await;
         }
         self.way().await;
