@@ -250,9 +250,10 @@ impl Worker {
                 tracing::info!("asking the guest to end");
                 self.touched_hypervisor = true;
                 let asked = parts.hypervisor.shut_down(instance).await;
-                // Its time runs from the first try, whatever came of that: one that cannot be asked would never be ended else.
-                if !matches!(asked, Err(HypervisorError::Unreachable { .. })) {
-                    self.done.push(Change::AskedToEnd);
+                match asked {
+                    Ok(()) => self.done.push(Change::AskedToEnd),
+                    Err(HypervisorError::Unreachable { .. }) => {}
+                    Err(_) => self.done.push(Change::AskedInVain),
                 }
                 asked.map_err(|error| Stop::Retry(error.to_string()))
             }

@@ -11,7 +11,8 @@ pub type HypervisorResult<T> = Result<T, HypervisorError>;
 /// What went wrong, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum HypervisorError {
-    /// The hypervisor cannot be reached now: wait and try again, nothing about the instance is wrong.
+    /// The hypervisor cannot be reached now, or hears no more calls: wait and try again, nothing was asked of it and nothing about the
+    /// instance is wrong.
     #[error("hypervisor is not reachable at {uri}: {detail}")]
     Unreachable {
         /// The connection URI.

@@ -665,9 +665,8 @@ impl Hypervisor for LibvirtHypervisor {
     async fn volumes_of(&self, instance: InstanceId) -> HypervisorResult<Vec<Attachment>> {
         let (node, pool) = (self.config.node, Arc::clone(&self.pool));
         let work = move |connect: &virt::connect::Connect| volumes::all_of(connect, node, &pool, instance);
-        self.look
-            .call(format!("look which volumes domain {instance} has"), Scope::Instance(instance), work)
-            .await
+        // Also where another call about it hangs: this one waits for no guest.
+        self.look.call(format!("look which volumes domain {instance} has"), Scope::Host, work).await
     }
 
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {

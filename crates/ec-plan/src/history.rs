@@ -341,7 +341,8 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u6
             let wish = |it: &Outcome| carried_out(action.verb, it).map(|(wished_at, _)| wished_at);
             // One that was carried out later may have been wished by a clock that was behind this one's.
             let own = first(&|it| wish(it) == Some(action.at));
-            match own.or_else(|| first(&|it| wish(it) > Some(action.at))) {
+            let another = || first(&|it| it.generation >= action.generation && wish(it) > Some(action.at));
+            match own.or_else(another) {
                 Some(place) if wish(all[place].1) != Some(action.at) => (Fate::Overtaken, None),
                 Some(place)
                     if carried_out(action.verb, all[place].1).is_some_and(|(_, failed)| failed.is_some()) =>
@@ -701,7 +702,11 @@ mod tests {
         assert_eq!(of(vec![asked(8, Unknown, 5)], vec![failed(1, 3)])[0].0, Fate::Unknown);
         let rebuilt = |second: i64, failed: Option<&str>| {
             let failed = failed.map(str::to_owned);
-            Outcome { rebuilt: Some(Rebuilt { wished_at: at(second), failed }), ..later.clone() }
+            Outcome {
+                rebuilt: Some(Rebuilt { wished_at: at(second), failed }),
+                generation: 6,
+                ..later.clone()
+            }
         };
         let wish = || vec![asked(20, Rebuild, 5)];
         assert_eq!(of(wish(), vec![rebuilt(20, None)]), [(Fate::Done, None)]);
@@ -804,10 +809,13 @@ mod tests {
             Outcome { rescued, ..came(second, Some(State::Rescued), generation, 0) }
         };
         let actions = vec![asked(50, ActionVerb::Rescue, 1), asked(40, ActionVerb::Rescue, 3)];
-        let told =
-            history(actions, vec![rescue(51, 1, Some(50)), rescue(52, 2, None), rescue(53, 3, Some(40))]);
-        let fates: Vec<_> = told.into_iter().filter_map(|happening| happening.outcome).collect();
-        assert_eq!(fates, [Fate::Done, Fate::Done]);
+        let outcomes = [rescue(51, 1, Some(50)), rescue(52, 2, None), rescue(53, 3, Some(40))];
+        for (many, second) in [(2, Fate::Pending), (3, Fate::Done)] {
+            let told = history(actions.clone(), outcomes[..many].to_vec());
+            let mut fates: Vec<_> = told.into_iter().filter_map(|it| Some((it.at, it.outcome?))).collect();
+            fates.sort_by_key(|(at, _)| *at);
+            assert_eq!(fates, [(at(40), second), (at(50), Fate::Done)]);
+        }
     }
 
     #[test]

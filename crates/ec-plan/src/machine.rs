@@ -316,6 +316,11 @@ fn state(facts: &Facts) -> Option<State> {
     known(facts).map(|status| status.state)
 }
 
+/// Whether its guest is up, running or paused.
+fn is_up(facts: &Facts) -> bool {
+    matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
+}
+
 /// What is left of a start whose domain is defined.
 fn finish_start(facts: &Facts) -> Plan {
     Plan::run(vec![Announce(State::Starting, None), MarkStarted, start(facts), NoteStart], "starting it")

@@ -177,12 +177,7 @@ impl Worker {
             Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. })) => {
                 tracing::warn!(%error, "it has not the volumes that it is to have");
                 // An older etcd knows of none that it was given since.
-                let has = match self.parts.hypervisor.volumes_of(self.job.instance).await {
-                    Ok(has) => has,
-                    // It stands still, and nobody can tell.
-                    Err(TimedOut { .. }) => Vec::new(),
-                    Err(error) => return Err(error.into()),
-                };
+                let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
                 let either: BTreeSet<Attachment> = either.into_iter().chain(has).collect();
                 self.tell_volumes(Volumes::Failed(either.into_iter().collect(), error.to_string())).await?;
                 self.done.push(Change::VolumesFailed);

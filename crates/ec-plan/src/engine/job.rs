@@ -69,6 +69,8 @@ pub enum Change {
     Allocation(Held),
     /// The guest was asked to end by itself.
     AskedToEnd,
+    /// The hypervisor is there, and it could not be asked: it may never be.
+    AskedInVain,
     /// A paused guest was let go on.
     Resumed,
     /// It cannot have the volumes that it is to have, for now.

@@ -140,6 +140,8 @@ pub(super) struct Known {
     volumes_failed: Option<Duration>,
     /// When the guest that runs was asked first and last to end.
     asked_to_end: Option<(Duration, Duration)>,
+    /// It could not be asked, and was not seen since. Its time runs from when it is: that of a daemon that stands still is not its own.
+    asked_in_vain: bool,
     /// When it was first seen not to run.
     ended: Option<Duration>,
     /// What was reported to the operator last, so that it is said once.
@@ -375,15 +377,18 @@ impl Known {
             Change::Buried(epoch) => self.buried = Some(epoch),
             Change::Unburied => self.buried = None,
             Change::Allocation(held) => self.hold(held, now),
-            Change::AskedToEnd => {
-                let first = self.asked_to_end.map_or(now.since_start, |(first, _)| first);
-                self.asked_to_end = Some((first, now.since_start));
-            }
+            Change::AskedToEnd => self.ask_to_end(now),
+            Change::AskedInVain => self.asked_in_vain = true,
             Change::Resumed => self.resumed = Some(now.since_start),
             Change::VolumesFailed => self.volumes_failed = Some(now.since_start),
             // Told of the request that the job had.
             Change::RequestDropped => {}
         }
+    }
+
+    fn ask_to_end(&mut self, now: Now) {
+        let first = self.asked_to_end.map_or(now.since_start, |(first, _)| first);
+        self.asked_to_end = Some((first, now.since_start));
     }
 
     /// What the hypervisor has, as it was last seen.
@@ -431,8 +436,12 @@ impl Known {
         if observed.domain != Some(RunState::Running) {
             (self.searched, self.last_search) = (Duration::ZERO, None);
         }
+        let asked_in_vain = std::mem::take(&mut self.asked_in_vain);
         if matches!(observed.domain, Some(RunState::Running | RunState::Paused(_))) {
             self.ended = None;
+            if asked_in_vain {
+                self.ask_to_end(now);
+            }
         } else {
             self.asked_to_end = None;
             self.ended.get_or_insert(now.since_start);
@@ -726,6 +735,27 @@ mod tests {
         assert_eq!(known.facts(at(25.0)).asked_to_end, Some(Asked { first, last }));
         known.observe(Observed { domain: Some(RunState::Saved), ..runs }, at(26.0));
         assert_eq!(known.facts(at(27.0)).asked_to_end, None);
+
+        // One that could not be asked has its time from when it is seen to be up still.
+        known.observe(runs, at(30.0));
+        known.learn(Change::AskedInVain, at(31.0));
+        known.learn(Change::Observed(Err("no answer".into())), at(31.0));
+        assert_eq!(known.facts(at(90.0)).asked_to_end, None);
+        known.observe(runs, at(100.0));
+        known.observe(runs, at(101.0));
+        let asked = |first, last| {
+            let [first, last] = [first, last].map(Duration::from_secs);
+            Some(Asked { first, last })
+        };
+        assert_eq!(known.facts(at(103.0)).asked_to_end, asked(3, 3));
+        known.learn(Change::AskedInVain, at(110.0));
+        known.observe(runs, at(110.0));
+        assert_eq!(known.facts(at(112.0)).asked_to_end, asked(12, 2));
+        known.learn(Change::AskedInVain, at(113.0));
+        for ended_or_up in [Observed { domain: Some(RunState::Ended(End::ByGuest)), ..runs }, runs] {
+            known.observe(ended_or_up, at(114.0));
+        }
+        assert_eq!(known.facts(at(115.0)).asked_to_end, None, "this is another start");
     }
 
     #[test]

@@ -7,7 +7,7 @@ use ec_model::{End, Pause, Power, Restart, RunState, State, Workload};
 use super::{
     Admit, Announce, Aspect, Claim, Define, DropSuccessor, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS,
     MarkStarted, Next, NoteStart, Persist, Plan, Problem, Question, RESUME_PERIOD, Reopen, Resume, Until,
-    finish_start, first, known,
+    finish_start, first, is_up, known,
     power::{end_at_once, wish},
     rebuild::rebuild,
     rescue::rescue,
@@ -160,7 +160,7 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.observed.volume {
         return None;
     }
-    if matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+    if is_up(facts) {
         let reason =
             "its disk file was deleted under the running guest; what the guest writes is lost when it ends";
         return Some(Plan::tell(facts, State::Error, reason));

@@ -19,7 +19,7 @@ use std::time::Duration;
 use ec_model::{End, GRACE_SECONDS, Power, RunState, State};
 
 use super::{
-    Announce, DropMemory, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until,
+    Announce, DropMemory, NotePower, NoteStart, Pause, Plan, PowerOff, Resume, Save, ShutDown, Until, is_up,
     kept::{self, start_again},
     known, state,
 };
@@ -37,7 +37,7 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
         return None;
     }
     let domain = facts.observed.domain?;
-    let up = matches!(domain, RunState::Running | RunState::Paused(_));
+    let up = is_up(facts);
     Some(match (facts.power.wanted, domain) {
         (Power::Running, _) if up && ends_first(facts) => {
             return kept::uncounted(facts).or_else(|| Some(end(facts, State::Rebooting)));
@@ -81,13 +81,12 @@ pub(super) fn wish(facts: &Facts, _: &Limits) -> Option<Plan> {
 /// Ends a guest that is up and is not to be asked. All else that is wanted of it comes after that: it may wait for a guest that
 /// stands still, and only its end frees what hangs.
 pub(super) fn end_at_once(facts: &Facts, limits: &Limits) -> Option<Plan> {
-    let is_up = matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)));
     let ends = match facts.power.wanted {
         Power::Stopped => true,
         Power::Running => ends_first(facts),
         Power::Paused | Power::Suspended => false,
     };
-    if is_up && ends && facts.power.grace.is_zero() { wish(facts, limits) } else { None }
+    if is_up(facts) && ends && facts.power.grace.is_zero() { wish(facts, limits) } else { None }
 }
 
 fn done(state: State, reason: Option<String>, why: &'static str) -> Plan {

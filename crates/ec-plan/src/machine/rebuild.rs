@@ -13,7 +13,7 @@
 use ec_model::{Power, RunState, State};
 
 use super::{
-    Announce, BEFORE, Effect, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk,
+    Announce, BEFORE, Effect, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, is_up,
     kept::uncounted, known, state,
 };
 use crate::{Facts, KnownStatus, Limits, RecordFacts};
@@ -72,7 +72,7 @@ fn make(facts: &Facts) -> Plan {
         effects.push(Announce(State::Rebuilding, None));
     }
     effects.push(PrepareRebuild);
-    if matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+    if is_up(facts) {
         effects.push(PowerOff);
     }
     effects.push(ReplaceDisk);

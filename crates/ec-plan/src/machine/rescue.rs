@@ -21,7 +21,7 @@ use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, EnterRescue, GiveUpRescue, LeaveRescue, NoteRescue, Plan, PowerOff, PrepareRescue, Reopen,
-    ShutDown, goes_on_first,
+    ShutDown, goes_on_first, is_up,
     kept::uncounted,
     known,
     power::{GRACE, end_within},
@@ -92,10 +92,6 @@ pub(super) fn rescue(facts: &Facts, _: &Limits) -> Option<Plan> {
     (!effects.is_empty()).then(|| Plan::run(effects, "telling from which disk it boots"))
 }
 
-fn is_up(facts: &Facts) -> bool {
-    matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
-}
-
 /// Whether it runs from its own disk, and was asked to end for the other, perhaps by an agent of before: it ends.
 fn is_ending(facts: &Facts) -> bool {
     let is_its = matches!(state(facts), Some(State::Rescuing | State::Unrescuing));
@@ -105,6 +101,11 @@ fn is_ending(facts: &Facts) -> bool {
 /// Told before it is asked, so that the next agent knows, too, that the guest may be about to end.
 fn was_asked(facts: &Facts) -> bool {
     known(facts).is_some_and(|status| status.reason.as_ref().is_some_and(|reason| reason.starts_with(ASKED)))
+}
+
+/// It was asked to end, which is told of it still, and has ended.
+fn has_ended(facts: &Facts) -> bool {
+    was_asked(facts) && !is_up(facts)
 }
 
 /// Has it end, telling all along that it was asked.
@@ -127,7 +128,7 @@ fn enter(facts: &Facts) -> Plan {
         return first;
     }
     let mut effects = Vec::new();
-    if state(facts) != Some(State::Rescuing) {
+    if state(facts) != Some(State::Rescuing) || has_ended(facts) {
         effects.push(Announce(State::Rescuing, None));
     }
     if is_up(facts) && facts.observed.rescued {
@@ -153,7 +154,7 @@ fn leave(facts: &Facts) -> Plan {
         return end(facts, State::Unrescuing);
     }
     let mut effects = Vec::new();
-    if state(facts) != Some(State::Unrescuing) {
+    if state(facts) != Some(State::Unrescuing) || has_ended(facts) {
         effects.push(Announce(State::Unrescuing, None));
     }
     if is_up(facts) && facts.observed.rescued {

@@ -22,7 +22,7 @@
 use ec_model::{Power, RunState, Size, State};
 
 use super::{
-    Announce, Cover, GiveUpResize, Grow, NoteResize, Plan, Question, Reopen, Resize, goes_on_first,
+    Announce, Cover, GiveUpResize, Grow, NoteResize, Plan, Question, Reopen, Resize, goes_on_first, is_up,
     kept::count,
     known,
     power::{GRACE, end_within},
@@ -69,10 +69,6 @@ pub(super) fn is_told_otherwise(facts: &Facts, noted: SizeFacts) -> bool {
     let is_read = matches!(facts.record, RecordFacts::Kept { .. });
     let was_unread = is_read && told_failed && told == wished && noted.wished_at < told;
     was_unread || noted.wished_at.is_some() && told == noted.wished_at && told_failed != noted.failed
-}
-
-fn is_up(facts: &Facts) -> bool {
-    matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_)))
 }
 
 /// Who waits for it is told; without a wish that waits it is as large as it is until that can be changed.

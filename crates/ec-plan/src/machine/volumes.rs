@@ -12,8 +12,8 @@ use std::time::Duration;
 
 use ec_model::{Power, RunState, State};
 
-use super::{Announce, NoteVolumes, Plan, SetVolumes, known};
-use crate::{Facts, Limits};
+use super::{Announce, NoteVolumes, Plan, SetVolumes, is_up, known};
+use crate::{Facts, KnownStatus, Limits};
 
 /// What cannot be is tried again at the next look after so long.
 const AGAIN: Duration = Duration::from_secs(10);
@@ -24,27 +24,28 @@ pub(super) fn volumes(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.observed.domain.is_none() || facts.boots_elsewhere() {
         return None;
     }
-    // Once it ended: what is told of one that is up would look as if the start after that had begun.
+    // Once it ended, and its memory is gone: what is told before would look as if the start after that had begun.
     let is_to_end = facts.power.pending && facts.power.anew;
-    if is_to_end && matches!(facts.observed.domain, Some(RunState::Running | RunState::Paused(_))) {
+    if is_to_end && (is_up(facts) || facts.observed.domain == Some(RunState::Saved)) {
         return None;
     }
-    // Told of one that is in ERROR still, what came of its volumes would look as if a newer wish for power had come to that.
-    let mut effects = Vec::new();
-    if status.state == State::Error && facts.power.pending && status.generation < facts.power.generation {
-        if facts.power.wanted != Power::Running {
-            return None;
-        }
-        effects.extend(facts.observed.volume.then_some(Announce(State::Starting, None)));
+    let is_in_error = is_in_error_before(facts, status);
+    if is_in_error && facts.power.wanted != Power::Running {
+        return None;
     }
+    let starts = (is_in_error && facts.observed.volume).then_some(Announce(State::Starting, None));
+    let then = |effect| starts.into_iter().chain([effect]).collect();
     if facts.observed.volumes == facts.volumes.wanted {
-        effects.push(NoteVolumes);
         return (facts.volumes.told != Some(facts.volumes.wanted))
-            .then(|| Plan::run(effects, "telling which volumes it has"));
+            .then(|| Plan::run(then(NoteVolumes), "telling which volumes it has"));
     }
     // Memory that was saved goes on with the volumes that its guest had: that is told, and changes when it goes on.
     let pause = if facts.observed.domain == Some(RunState::Saved) { Duration::MAX } else { AGAIN };
     let is_too_early = facts.volumes.failed.is_some_and(|ago| ago < pause);
-    effects.push(SetVolumes);
-    (!is_too_early).then(|| Plan::run(effects, "giving it the volumes that it is to have"))
+    (!is_too_early).then(|| Plan::run(then(SetVolumes), "giving it the volumes that it is to have"))
+}
+
+/// Whether it is in ERROR since before the wish for its power: what is told of its volumes would look as if that had come to this.
+fn is_in_error_before(facts: &Facts, status: &KnownStatus) -> bool {
+    status.state == State::Error && facts.power.pending && status.generation < facts.power.generation
 }

@@ -91,6 +91,14 @@ fn what_is_in_error_and_wished_otherwise_since_is_not_told_to_be_so_beside_its_v
         (wished(Power::Running, 5, 0), Runs(&[SetVolumes])),
         (wished(Power::Running, 5, 7), Runs(&[NoteVolumes])),
     ]);
+    // Its memory goes first: told of meanwhile, the start after that would seem to have begun.
+    let reboots = wished(Power::Running, 4, 0);
+    let power = PowerFacts { anew: true, ..reboots.power };
+    let observed = Observed { domain: Some(RunState::Saved), ..reboots.observed };
+    let Next::Run(effects) = plan(&Facts { power, observed, ..reboots }, &LIMITS).next else {
+        panic!("it is booted anew")
+    };
+    assert!(effects.contains(&Effect::DropMemory), "{effects:?}");
     let Next::Run(effects) = plan(&wished(Power::Stopped, 4, 0), &LIMITS).next else {
         panic!("it is stopped")
     };
