@@ -111,25 +111,35 @@ impl Source<'_> {
         provider.aggregates.sort_unstable();
         // OpenStack tells one that was said in two spellings twice.
         provider.aggregates.dedup();
-        let users: OfProvider = self.get(&format!("{path}/allocations")).await?;
-        let users = users.allocations.into_keys().collect();
+        let users = self.users(listed.uuid).await?.into_keys().collect();
         Ok((listed.uuid, SnapshotProvider { generation: listed.generation, provider }, users))
     }
 
+    /// By consumer, in its spelling, what a provider tells of those that use it.
+    async fn users(&self, provider: Uuid) -> Result<BTreeMap<String, serde_json::Value>, TransferError> {
+        let users: OfProvider = self.get(&format!("/resource_providers/{provider}/allocations")).await?;
+        Ok(users.allocations)
+    }
+
+    /// A consumer of which a provider tells; nothing where it has ended since.
     async fn consumer(
         &self,
         uuid: Uuid,
-        spelt: &str,
+        told: &Told,
         now: Seconds,
-    ) -> Result<(Uuid, Consumer), TransferError> {
-        let path = format!("/allocations/{spelt}");
+    ) -> Result<Option<(Uuid, Consumer)>, TransferError> {
+        let path = format!("/allocations/{}", told.spelt);
         let found: OfConsumer = self.get(&path).await?;
-        // Left out, what it uses would be given to somebody else.
         let (Some(project), Some(user)) = (found.project_id, found.user_id) else {
+            // A cloud that runs has some that end between two questions.
+            if !self.users(told.by).await?.contains_key(&told.spelt) {
+                return Ok(None);
+            }
+            // Left out, what it uses would be given to somebody else.
             return Err(TransferError::Source(format!(
-                "GET {}{path} tells of nothing, and a provider there tells that this consumer uses some of it: nobody may write there \
-                 meanwhile; say the same again, and where that is refused, have that provider's allocations mended there first",
-                self.endpoint
+                "GET {}{path} tells of nothing, and provider {} tells that this consumer uses some of it: say the same again, and where \
+                 that is refused, have that provider's allocations mended there first",
+                self.endpoint, told.by
             )));
         };
         let kind = found.consumer_type.filter(|kind| kind != "unknown").map(|kind| intern(&kind));
@@ -145,27 +155,36 @@ impl Source<'_> {
                 (provider, amounts)
             })
             .collect();
-        Ok((uuid, consumer))
+        Ok(Some((uuid, consumer)))
     }
 }
 
+/// A consumer of which a provider tells.
+struct Told {
+    /// As the provider spells it.
+    spelt: String,
+    /// One of the providers that tell of it.
+    by: Uuid,
+}
+
 /// Notes a consumer of which a provider tells, in the provider's spelling.
-fn note(consumers: &mut BTreeMap<Uuid, String>, spelt: String) -> Result<(), TransferError> {
+fn note(consumers: &mut BTreeMap<Uuid, Told>, spelt: String, by: Uuid) -> Result<(), TransferError> {
     let uuid = Uuid::try_parse(&spelt)
         .map_err(|error| TransferError::Source(format!("the consumer {spelt} is no uuid: {error}")))?;
     match consumers.get(&uuid) {
-        Some(other) if *other != spelt => Err(TransferError::Source(format!(
-            "{other} and {spelt} are two consumers there, and would be one here: have one of them end, or claim as another uuid, first"
+        Some(other) if other.spelt != spelt => Err(TransferError::Source(format!(
+            "{} and {spelt} are two consumers there, and would be one here: have one of them end, or claim as another uuid, first",
+            other.spelt
         ))),
         _ => {
-            consumers.insert(uuid, spelt);
+            consumers.insert(uuid, Told { spelt, by });
             Ok(())
         }
     }
 }
 
 /// Reads everything from a Placement API. Nobody should write there meanwhile: an API tells one thing after
-/// the other.
+/// the other. A consumer that ends meanwhile is left out.
 ///
 /// # Errors
 /// The request that failed, and how.
@@ -190,20 +209,20 @@ pub async fn fetch(
             .collect(),
         ..Snapshot::default()
     };
-    let mut consumers: BTreeMap<Uuid, String> = BTreeMap::new();
+    let mut consumers: BTreeMap<Uuid, Told> = BTreeMap::new();
     let mut providers = stream::iter(listed.resource_providers)
         .map(|listed| source.provider(listed, now))
         .buffer_unordered(AT_A_TIME);
     while let Some((uuid, provider, users)) = providers.try_next().await? {
         snapshot.providers.insert(uuid, provider);
-        users.into_iter().try_for_each(|spelt| note(&mut consumers, spelt))?;
+        users.into_iter().try_for_each(|spelt| note(&mut consumers, spelt, uuid))?;
     }
     drop(providers);
     let mut found = stream::iter(&consumers)
-        .map(|(uuid, spelt)| source.consumer(*uuid, spelt, now))
+        .map(|(uuid, told)| source.consumer(*uuid, told, now))
         .buffer_unordered(AT_A_TIME);
-    while let Some((uuid, consumer)) = found.try_next().await? {
-        snapshot.consumers.insert(uuid, consumer);
+    while let Some(consumer) = found.try_next().await? {
+        snapshot.consumers.extend(consumer);
     }
     drop(found);
     Ok(snapshot)

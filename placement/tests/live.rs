@@ -44,8 +44,8 @@ fn answers() -> Answers {
     .into()
 }
 
-/// What is read where this is answered; of another consumer nothing is told.
-async fn fetched(answers: Answers) -> Result<Snapshot, TransferError> {
+/// What is read where this is answered, and `later` to who asks for the same once more; of another consumer nothing is told.
+async fn fetched(mut answers: Answers, mut later: Answers) -> Result<Snapshot, TransferError> {
     ec_runtime::install_tls_provider();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -60,6 +60,9 @@ async fn fetched(answers: Answers) -> Result<Snapshot, TransferError> {
             let body = answers.get(path).unwrap_or(&nothing).to_string();
             let head =
                 format!("HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Length: {}\r\n\r\n", body.len());
+            if let Some((path, then)) = later.remove_entry(path) {
+                answers.insert(path, then);
+            }
             connection.write_all((head + &body).as_bytes()).await.unwrap();
         }
     });
@@ -71,7 +74,7 @@ async fn fetched(answers: Answers) -> Result<Snapshot, TransferError> {
 
 #[tokio::test]
 async fn a_consumer_is_asked_for_as_the_provider_spells_it() {
-    let snapshot = fetched(answers()).await.unwrap();
+    let snapshot = fetched(answers(), Answers::new()).await.unwrap();
     let consumer = &snapshot.consumers[&CONSUMER.parse::<Uuid>().unwrap()];
     assert_eq!(consumer.allocations[0].0, HOST.parse::<Uuid>().unwrap());
 }
@@ -80,12 +83,12 @@ async fn a_consumer_is_asked_for_as_the_provider_spells_it() {
 async fn a_consumer_that_a_provider_tells_of_is_never_left_out() {
     let mut silent = answers();
     silent.remove(&format!("/allocations/{CONSUMER}"));
-    let error = fetched(silent).await.unwrap_err().to_string();
+    let error = fetched(silent, Answers::new()).await.unwrap_err().to_string();
     assert!(error.contains(CONSUMER) && error.contains("mended there first"), "{error}");
     let mut twice = answers();
     let of_host = twice.get_mut(&format!("/resource_providers/{HOST}/allocations")).unwrap();
     of_host["allocations"][CONSUMER.to_lowercase()] = json!({"resources": {"VCPU": 1}});
-    let error = fetched(twice).await.unwrap_err().to_string();
+    let error = fetched(twice, Answers::new()).await.unwrap_err().to_string();
     assert!(error.contains("would be one here"), "{error}");
 }
 
@@ -94,7 +97,17 @@ async fn an_aggregate_in_two_spellings_is_one_and_can_be_imported() {
     let (plain, dashed) = (Uuid::from_u128(9).simple().to_string(), Uuid::from_u128(9).to_string());
     let mut spelt = answers();
     spelt.insert(format!("/resource_providers/{HOST}/aggregates"), json!({"aggregates": [plain, dashed]}));
-    let snapshot = fetched(spelt).await.unwrap();
+    let snapshot = fetched(spelt, Answers::new()).await.unwrap();
     assert_eq!(snapshot.providers[&HOST.parse::<Uuid>().unwrap()].provider.aggregates, [Uuid::from_u128(9)]);
     import(&MemoryStore::new(), &Keys::new("/p"), &snapshot, 40, 0).await.unwrap();
+}
+
+/// It ends after its provider has told of it, and before it is asked for.
+#[tokio::test]
+async fn a_consumer_that_ends_meanwhile_is_left_out() {
+    let mut ended = answers();
+    ended.remove(&format!("/allocations/{CONSUMER}"));
+    let later = (format!("/resource_providers/{HOST}/allocations"), json!({"allocations": {}}));
+    let snapshot = fetched(ended, [later].into()).await.unwrap();
+    assert_eq!((snapshot.providers.len(), snapshot.consumers.len()), (1, 0));
 }
