@@ -144,8 +144,8 @@ pub struct Candidates {
     pub summaries: Vec<Summary>,
 }
 
-/// Finds candidates, in so many steps: [`BUDGET`] where there is time. A provider that is held against a list takes a step for each
-/// name of the list.
+/// Finds candidates, in so many steps: [`BUDGET`] where there is time. A provider that is held against more than a handful
+/// of names takes a step for each of the others.
 ///
 /// # Errors
 /// A name in the query that is not known, unless what stands before it in the query has no match anyway.
@@ -159,7 +159,8 @@ pub fn search(
     for name in query.root_required.iter().chain(&query.root_forbidden) {
         known_trait(state, name)?;
     }
-    let fits = query.groups.iter().map(|group| Fit::new(state, group, &mut budget));
+    let mut names = 0;
+    let fits = query.groups.iter().map(|group| Fit::new(state, group, &mut names, &mut budget));
     let fits = fits.collect::<Result<Vec<Fit<'_>>, SearchError>>()?;
     let anchors = Anchors::new(state, query);
     if anchors.is_empty(&mut budget)? {

@@ -4,7 +4,7 @@ use std::{cmp::Reverse, collections::HashSet};
 
 use super::{
     Budget, Query, SearchError,
-    fit::{Fit, is_sharing},
+    fit::{Fit, is_sharing, steps_for},
 };
 use crate::{Node, Slot, State};
 
@@ -34,11 +34,15 @@ impl<'a> Anchors<'a> {
 
     /// Whether an anchor is as roots are asked to be.
     pub(super) fn allows(&self, anchor: Slot, budget: &mut Budget) -> Result<bool, SearchError> {
-        budget.spend(self.query.root_required.len() + self.query.root_forbidden.len())?;
+        budget.spend(steps_for(self.query.root_required.len() + self.query.root_forbidden.len()))?;
         let node = self.state.node(anchor);
-        let Some(provider) = &node.provider else { return Ok(false) };
-        Ok(self.query.root_required.iter().all(|name| provider.has_trait(name))
-            && !self.query.root_forbidden.iter().any(|name| provider.has_trait(name)))
+        let allowed = node.provider.as_ref().is_some_and(|provider| {
+            self.query.root_required.iter().all(|name| provider.has_trait(name))
+                && !self.query.root_forbidden.iter().any(|name| provider.has_trait(name))
+        });
+        // One that is allowed is counted with those who lie there.
+        budget.spend(usize::from(!allowed))?;
+        Ok(allowed)
     }
 
     /// Every anchor at which any group can be served, through the group with the fewest; each once, whether it is allowed or not.

@@ -131,7 +131,7 @@ impl<'a> Combiner<'a> {
             return Ok(());
         }
         let pool = Pool::new(self.state, anchor);
-        self.budget.spend(1)?;
+        self.budget.spend(pool.steps())?;
         let mut ways = Vec::with_capacity(self.fits.len());
         for fit in self.fits {
             self.budget.spend(fit.steps_at(&pool))?;

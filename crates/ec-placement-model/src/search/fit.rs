@@ -15,7 +15,7 @@ pub(super) struct Fit<'a> {
     tree: Option<Slot>,
     /// Whether aggregates are asked for that nobody is in.
     pub(super) no_members: bool,
-    /// What it takes to hold it against one provider: a step for each class and each name of its lists.
+    /// What it takes to hold it against one provider besides the step that everybody costs who is looked at.
     weight: usize,
     /// How many names of traits are required, all lists together.
     traits: usize,
@@ -49,17 +49,31 @@ impl Pool {
     fn len(&self) -> usize {
         self.tree.len() + self.sharing.len()
     }
+
+    /// Steps to look at it: one for the anchor, and for everybody there.
+    pub(super) fn steps(&self) -> usize {
+        1 + self.len()
+    }
 }
 
 impl<'a> Fit<'a> {
-    pub(super) fn new(state: &'a State, group: &'a Group, budget: &mut Budget) -> Result<Self, SearchError> {
+    /// Where so many names stand before it in the query; it adds its own.
+    pub(super) fn new(
+        state: &'a State,
+        group: &'a Group,
+        before: &mut usize,
+        budget: &mut Budget,
+    ) -> Result<Self, SearchError> {
         // Where nothing is shared and nothing nested, one provider serves all of it in any case.
         let together = group.suffix.is_empty() && (state.has_trees() || !state.sharing().is_empty());
         let tree = group.in_tree.flatten().and_then(|uuid| state.find(&uuid)).map(|node| node.root);
         let no_members = no_members(state, &group.member_of, budget)?;
         let traits = names(&group.required);
         let aggregates = names(&group.member_of) + group.forbidden_aggregates.len();
-        let weight = group.resources.len().max(1) + traits + group.forbidden.len() + aggregates;
+        let own = group.resources.len().max(1) + traits + group.forbidden.len() + aggregates;
+        // Of all groups together: there may be as many of these as names in a list.
+        let weight = steps_for(*before + own) - steps_for(*before);
+        *before += own;
         Ok(Self { state, group, together, tree, no_members, weight, traits })
     }
 
@@ -68,20 +82,20 @@ impl<'a> Fit<'a> {
         self.no_members || (self.group.in_tree.is_some() && self.tree.is_none())
     }
 
-    /// Steps to hold the group against everybody at an anchor.
+    /// Steps to hold the group against everybody at an anchor, who have been counted once.
     pub(super) fn steps_at(&self, pool: &Pool) -> usize {
         self.weight * pool.len()
     }
 
     /// Steps to look whether providers have the traits together.
     pub(super) fn steps_together(&self, picked: &[Slot]) -> usize {
-        picked.len() * (1 + self.traits)
+        picked.len() * (1 + steps_for(self.traits))
     }
 
     /// Whether anything at an anchor serves the group.
     pub(super) fn matches_at(&self, anchor: Slot, budget: &mut Budget) -> Result<bool, SearchError> {
         let pool = Pool::new(self.state, anchor);
-        budget.spend(1 + self.steps_at(&pool))?;
+        budget.spend(pool.steps() + self.steps_at(&pool))?;
         if !self.together {
             return Ok(!self.alone(&pool).is_empty());
         }
@@ -207,12 +221,20 @@ pub(super) fn no_members(
     let members = |any: &&Vec<Uuid>| any.iter().map(|one| state.in_aggregate(one).len()).sum::<usize>();
     let Some(fewest) = member_of.iter().min_by_key(members) else { return Ok(false) };
     for slot in fewest.iter().flat_map(|aggregate| state.in_aggregate(aggregate)) {
-        budget.spend(names(member_of))?;
+        budget.spend(1 + steps_for(names(member_of)))?;
         if is_member(state.node(*slot), member_of) {
             return Ok(false);
         }
     }
     Ok(true)
+}
+
+/// So many names of a query are looked for in what it takes anyway to look at a provider. An ordinary query has no more.
+const HANDFUL: usize = 16;
+
+/// Steps to hold a provider that is looked at against so many names.
+pub(super) fn steps_for(names: usize) -> usize {
+    names.saturating_sub(HANDFUL)
 }
 
 /// How many there are in lists.

@@ -4,7 +4,7 @@ use uuid::Uuid;
 
 use super::{
     Budget, SearchError,
-    fit::{has_room, has_traits, in_any, is_member, names, no_members},
+    fit::{has_room, has_traits, in_any, is_member, names, no_members, steps_for},
     known_class, known_trait,
 };
 use crate::{Key, Name, Slot, State};
@@ -30,8 +30,8 @@ pub struct ProviderFilter {
     pub resources: Vec<(Name, i64)>,
 }
 
-/// The providers that are wanted, found in so many steps: one for each provider that is looked at, and for each name of a list that
-/// it is held against.
+/// The providers that are wanted, found in so many steps: one for each provider that is looked at, and for each name
+/// beyond the first handful that it is held against.
 ///
 /// # Errors
 /// A name that is not known, unless what stands before it has no match anyway; or more steps would have to be taken.
@@ -81,7 +81,7 @@ pub fn providers(state: &State, filter: &ProviderFilter, budget: u64) -> Result<
     };
     let traits = names(&filter.required) + filter.forbidden.len();
     let aggregates = names(&filter.member_of) + filter.forbidden_aggregates.len();
-    budget.spend(candidates.len() * (1 + traits + aggregates + filter.resources.len()))?;
+    budget.spend(candidates.len() * (1 + steps_for(traits + aggregates + filter.resources.len())))?;
     Ok(candidates.into_iter().filter(|slot| wanted(*slot)).collect())
 }
 
@@ -90,7 +90,7 @@ fn nobody_has(state: &State, required: &[Vec<Name>], budget: &mut Budget) -> Res
     let bearers = |any: &&Vec<Name>| any.iter().map(|name| state.with_trait(name).len()).sum::<usize>();
     let Some(fewest) = required.iter().min_by_key(bearers) else { return Ok(false) };
     for slot in fewest.iter().flat_map(|name| state.with_trait(name)) {
-        budget.spend(names(required))?;
+        budget.spend(1 + steps_for(names(required)))?;
         if state.node(*slot).provider.as_ref().is_some_and(|record| has_traits(record, required)) {
             return Ok(false);
         }
