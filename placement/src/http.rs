@@ -82,8 +82,10 @@ pub struct Api {
     replica: Replica,
     config: ApiConfig,
     metrics: Metrics,
-    /// Places for searches that take long.
+    /// Places for searches for candidates that take long.
     searches: Arc<Semaphore>,
+    /// The place for lists that take long.
+    lists: Arc<Semaphore>,
     /// Places for bodies that are large.
     large_bodies: Arc<Semaphore>,
     /// `http` or `https`, for locations.
@@ -112,9 +114,11 @@ impl Api {
         // Half of the processors, so that the other half answers everybody else.
         let processors = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         let searches = Arc::new(Semaphore::new((processors / 2).max(1)));
+        let lists = Arc::new(Semaphore::new(1));
         let large_bodies = Arc::new(Semaphore::new(body::PLACES));
         let metrics = Metrics::default();
-        Self { replica, config, metrics, searches, large_bodies, scheme: if tls { "https" } else { "http" } }
+        let scheme = if tls { "https" } else { "http" };
+        Self { replica, config, metrics, searches, lists, large_bodies, scheme }
     }
 
     /// Answers a request. Never fails: what goes wrong is an answer, too.

@@ -4,7 +4,7 @@ use std::{collections::HashSet, io::Write, sync::Arc};
 
 use ec_placement_model::{
     State,
-    search::{BUDGET, Candidate, Candidates, Options, Query, SearchError, Summary, search},
+    search::{Candidate, Candidates, Options, Query, SearchError, Summary, search},
     standard_first,
 };
 use uuid::Uuid;
@@ -15,6 +15,7 @@ use super::{
     policy::Rule,
     providers::use_known,
     reply::{Reply, now},
+    search::Sought,
 };
 
 const LIST: Rule = Rule("placement:allocation_candidates:list");
@@ -29,7 +30,7 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     let asked = Arc::clone(&query);
     call.read(use_known).await?;
     let find = move |state: &State, budget| search(state, &query, options, budget);
-    let found = call.search(BUDGET, find, move |found| write(&found, &asked, minor)).await?;
+    let found = call.search(Sought::Candidates, find, move |found| write(&found, &asked, minor)).await?;
     Ok(Reply::raw(found.map_err(refused)?, now()))
 }
 

@@ -17,6 +17,7 @@ use super::{
     params::{exact_uuid, uuid_like},
     policy::Rule,
     reply::{Reply, now},
+    search::Sought,
 };
 use crate::store::Unavailable;
 
@@ -120,8 +121,7 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
         let slots = search::providers(state, &filter, budget)?;
         Ok(slots.into_iter().filter_map(|slot| found(state, state.node(slot))).collect::<Vec<Found>>())
     };
-    // It goes through all providers once, so that a long one has an end by itself: none is refused.
-    let providers = call.search(u64::MAX, find, |providers| providers).await?.map_err(|error| {
+    let providers = call.search(Sought::Providers, find, |providers| providers).await?.map_err(|error| {
         ApiError::bad_request(match error {
             SearchError::UnknownTrait(_) => format!("Invalid trait(s) in \"required\" parameter: {error}"),
             _ => format!("Invalid resource class in resources parameter: {error}"),
