@@ -446,7 +446,8 @@ async fn refuse_left_behind(files: &Directory) -> Result<(), Failure> {
         // Each by itself: of several the last one's answer would stand for all.
         let one = EtcdConfig { endpoints: vec![at.clone()], timeout: ANSWERS_IN, ..etcd.clone() };
         let nothing = Txn::new().when(Compare::NoneUnder(format!("{root}/")));
-        let knows_none = async { Ok(EtcdStore::connect(one).await?.txn(nothing).await?.succeeded) };
+        let asked = one.clone();
+        let knows_none = async { Ok(EtcdStore::connect(asked).await?.txn(nothing).await?.succeeded) };
         match knows_none.await {
             Ok(true) => {}
             Ok(false) => {
@@ -455,25 +456,25 @@ async fn refuse_left_behind(files: &Directory) -> Result<(), Failure> {
                      (\"A host that had a cloud already\") says how it comes along; --anew begins without it"
                 )));
             }
-            Err(error) if is_nobody(&error) => {}
-            Err(error) => {
-                let why = Failure::from(error);
-                let message = format!(
-                    "etcd at {at} does not say whether it knows a cloud ({}): try again; --anew begins without asking it",
-                    why.message
-                );
-                return Err(Failure { message, ..why });
-            }
+            Err(_) if one.is_nobody().await => {}
+            Err(error) => return Err(unsaid(at, error)),
         }
     }
     Ok(())
 }
 
-/// Whether nobody listens there. One that is slow, or cannot be reached at the moment, may know a cloud all the same.
-fn is_nobody(error: &StoreError) -> bool {
-    const NOBODY: [&str; 3] =
-        ["Connection refused", "Name or service not known", "No address associated with hostname"];
-    matches!(error, StoreError::Unreachable { detail, .. } if NOBODY.iter().any(|words| detail.contains(words)))
+/// What is told where an etcd may know a cloud and does not say so, by what helps.
+fn unsaid(at: &str, error: StoreError) -> Failure {
+    let transient = error.is_transient();
+    let why = Failure::from(error);
+    let what = if transient {
+        "try again, or, where what listens there is no etcd of a cloud of yours, say --anew, which begins without asking it"
+    } else {
+        "that is its answer, and stays it: where it is of a cloud of yours, have schedule.yaml say who may ask it; where it is somebody \
+         else's, --anew begins without asking it"
+    };
+    let message = format!("etcd at {at} does not say whether it knows a cloud ({}): {what}", why.message);
+    Failure { message, ..why }
 }
 
 fn made(files: &Directory, names: &[String]) -> Vec<String> {
@@ -666,4 +667,30 @@ impl Cluster {
 
 fn wrong(error: ec_pki::PkiError) -> Failure {
     Failure::usage(ec_runtime::exit::chain(&error))
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_runtime::exit::FAILED;
+
+    use super::*;
+
+    #[test]
+    fn only_what_may_answer_later_is_to_be_tried_again() {
+        let away = StoreError::Unreachable { endpoints: "x".into(), detail: "no answer".into() };
+        for error in [away, StoreError::Unknown("it broke".into())] {
+            let failure = unsaid("h:1", error);
+            assert_eq!(failure.code, UNREACHABLE);
+            assert!(
+                failure.message.contains("try again") && failure.message.contains("--anew"),
+                "{failure:?}"
+            );
+        }
+        // An etcd with users, and nobody of them asks.
+        let failure = unsaid("h:1", StoreError::Refused("etcdserver: user name is empty".into()));
+        assert_eq!(failure.code, FAILED);
+        let told =
+            ["h:1", "user name is empty", "--anew"].iter().all(|words| failure.message.contains(words));
+        assert!(told && !failure.message.contains("try again"), "{failure:?}");
+    }
 }

@@ -2,6 +2,7 @@
 
 use std::{
     fmt,
+    io::ErrorKind,
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -9,6 +10,7 @@ use std::{
 use ec_runtime::{beyond_loopback, is_loopback};
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
+use tokio::net::{TcpStream, lookup_host};
 
 use crate::{StoreError, StoreResult};
 
@@ -18,6 +20,9 @@ const PING_EVERY: Duration = Duration::from_secs(10);
 const PING_TIMEOUT: Duration = Duration::from_secs(5);
 /// A host that swallows packets must not use up a request's whole time.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+/// What C libraries (glibc, musl) say of a name that nobody has. It is told by words alone: a resolver that does not answer is of the same kind.
+const NO_SUCH_HOST: [&str; 3] =
+    ["Name or service not known", "No address associated with hostname", "Name does not resolve"];
 
 /// How to reach etcd.
 #[derive(Clone)]
@@ -111,6 +116,35 @@ impl EtcdConfig {
                 far.join(", ")
             )
         })
+    }
+
+    /// Whether it is certain that nobody listens at any endpoint: connections are refused there, or nobody has that name. Who is slow,
+    /// or cannot be reached at the moment, may be there all the same.
+    pub async fn is_nobody(&self) -> bool {
+        for endpoint in &self.endpoints {
+            let Ok(url) = self.url(endpoint.trim()) else { return false };
+            let authority = url.split_once("://").map_or(url.as_str(), |(_, authority)| authority);
+            let addresses = match lookup_host(authority).await {
+                Ok(addresses) => addresses,
+                Err(error) if NO_SUCH_HOST.iter().any(|words| error.to_string().contains(words)) => continue,
+                Err(_) => return false,
+            };
+            for address in addresses {
+                let answer = tokio::time::timeout(self.timeout, TcpStream::connect(address)).await;
+                let nobody = answer.is_ok_and(|connected| {
+                    connected.is_err_and(|error| match error.kind() {
+                        ErrorKind::ConnectionRefused => true,
+                        // A machine without IPv6 has no `::1`, whatever its list of hosts says.
+                        ErrorKind::AddrNotAvailable => address.ip().is_loopback(),
+                        _ => false,
+                    })
+                });
+                if !nobody {
+                    return false;
+                }
+            }
+        }
+        true
     }
 
     /// User and password must be given together or not at all.
@@ -257,6 +291,19 @@ mod tests {
         std::fs::write(file.path(), "no pem at all").unwrap();
         let error = tls(file.path()).options(false).await.unwrap_err().to_string();
         assert!(error.contains("holds no certificate"), "{error}");
+    }
+
+    #[tokio::test]
+    async fn only_where_nobody_listens_is_nobody() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        // It takes connections and says nothing.
+        assert!(!config(&format!("127.0.0.1:{port}")).is_nobody().await);
+        assert!(!config(&format!("http://localhost:{port}/")).is_nobody().await);
+        drop(listener);
+        assert!(config(&format!("127.0.0.1:{port}")).is_nobody().await);
+        assert!(config(&format!("http://localhost:{port}/")).is_nobody().await);
+        assert!(!config("ftp://127.0.0.1:1").is_nobody().await, "nobody was looked for");
     }
 
     #[tokio::test]
