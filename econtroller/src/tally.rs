@@ -3,7 +3,7 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, MutexGuard, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -27,10 +27,16 @@ const BOUNDS: [u64; 7] = [10_000, 50_000, 100_000, 500_000, 1_000_000, 5_000_000
 /// A loop that has not turned for so long does not turn: what it waits for has bounds of its own. As WatchdogSec= of the unit.
 const STANDS: Duration = Duration::from_secs(300);
 
+/// A look that has not come to its end for so long is told as one that stands. What it waits for has bounds of its own, but it may be much:
+/// who is slow is neither started anew for that nor taken for dead.
+const LOOKS_IN: Duration = Duration::from_secs(1800);
+
 /// One of the things that are looked at, each time anew.
 #[derive(Debug)]
 pub(crate) struct Look {
     part: Part,
+    /// When the one that goes on at the moment began.
+    began: Mutex<Option<Instant>>,
     durations: Histogram<7>,
     failed: Counter,
     done: Counter,
@@ -40,6 +46,7 @@ impl Look {
     fn new(host: &Host) -> Self {
         Self {
             part: Part::new(host),
+            began: Mutex::new(None),
             durations: Histogram::of_times(BOUNDS),
             failed: Counter::default(),
             done: Counter::default(),
@@ -52,7 +59,9 @@ impl Look {
         look: impl Future<Output = Result<T, CloudError>>,
     ) -> Result<T, CloudError> {
         let began = Instant::now();
+        *self.began() = Some(began);
         let outcome = look.await;
+        *self.began() = None;
         self.durations.took(began.elapsed());
         match &outcome {
             Ok(_) => {
@@ -65,6 +74,18 @@ impl Look {
             }
         }
         outcome
+    }
+
+    fn began(&self) -> MutexGuard<'_, Option<Instant>> {
+        self.began.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How it stands: as its last one ended, unless the one after that comes to no end.
+    fn standing(&self) -> Standing {
+        if self.began().is_some_and(|began| began.elapsed() >= LOOKS_IN) {
+            self.part.down(format!("has not come to its end for {} minutes", LOOKS_IN.as_secs() / 60));
+        }
+        self.part.standing()
     }
 }
 
@@ -144,13 +165,12 @@ impl Tally {
 
     fn standings(&self) -> [(&'static str, Standing); 5] {
         [
-            ("etcd", &self.etcd.part),
-            ("placement", &self.placement.part),
-            ("nodes", &self.nodes.part),
-            ("instances", &self.instances.part),
-            ("claims", &self.claims.part),
+            ("etcd", self.etcd.part.standing()),
+            ("placement", self.placement.part.standing()),
+            ("nodes", self.nodes.standing()),
+            ("instances", self.instances.standing()),
+            ("claims", self.claims.standing()),
         ]
-        .map(|(name, part)| (name, part.standing()))
     }
 }
 
@@ -260,5 +280,27 @@ mod tests {
         assert!(tally.health().is_err());
         tally.turned();
         assert_eq!(tally.health(), Ok("ok"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_look_that_comes_to_no_end_is_told_and_ends_nobody() {
+        let tally = Tally::new(&Host::default(), Vec::new());
+        tally.etcd.part.up();
+        tally.placement.part.up();
+        for (_, look) in tally.looks() {
+            look.of(async { Ok(()) }).await.unwrap();
+        }
+        let mut stands = Box::pin(tally.claims.of(std::future::pending::<Result<(), CloudError>>()));
+        let mut goes_on = async |time| assert!(tokio::time::timeout(time, &mut stands).await.is_err());
+        goes_on(LOOKS_IN - Duration::from_secs(1)).await;
+        assert!(tally.readiness().unwrap().0, "it may take long");
+        goes_on(Duration::from_secs(1)).await;
+        tally.turned();
+        let (ready, document) = tally.readiness().unwrap();
+        assert!(!ready && document.contains("has not come to its end for 30 minutes"), "{document}");
+        assert_eq!(tally.health(), Ok("ok"), "nodes are looked at all the same");
+        drop(stands);
+        tally.claims.of(async { Ok(()) }).await.unwrap();
+        assert!(tally.readiness().unwrap().0);
     }
 }
