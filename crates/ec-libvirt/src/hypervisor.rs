@@ -53,6 +53,9 @@ const CONSOLES: usize = 8;
 /// that act.
 const COPYING: usize = 4;
 
+/// Guests whose memory is saved at a time. Each is written in one call, which takes minutes where there is much of it.
+const SAVING: usize = 4;
+
 /// Between two looks whether a copy is whole, a sixteenth of the time that it took so far, so that it is seen soon after its
 /// end; but no less than the first, and no more than the second.
 const COPY_LOOKS: [Duration; 2] = [Duration::from_millis(25), Duration::from_secs(1)];
@@ -78,6 +81,8 @@ pub struct LibvirtHypervisor {
     copies: Mutex<HashMap<InstanceId, watch::Sender<bool>>>,
     /// Places for copies under way.
     copying: Arc<Semaphore>,
+    /// Places for memory that is being saved.
+    saving: Arc<Semaphore>,
     turns: Turns,
     facts: OnceLock<Facts>,
     events: broadcast::Sender<HypervisorEvent>,
@@ -110,6 +115,7 @@ impl LibvirtHypervisor {
             protection: Arc::default(),
             copies: Mutex::default(),
             copying: Arc::new(Semaphore::new(COPYING)),
+            saving: Arc::new(Semaphore::new(SAVING)),
             turns: Turns::default(),
             pool: Arc::new(Pool::new(&config.pool, &config.pool_path)),
             config: Arc::new(config),
@@ -814,7 +820,19 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
-        self.on_domain("save", domain::save, instance).await
+        let what = format!("save domain {instance}");
+        let place = Arc::clone(&self.saving).acquire_owned();
+        let Ok(place) = tokio::time::timeout(self.config.call_timeout, place).await else {
+            let detail = format!("the memory of {SAVING} others is being saved");
+            return Err(HypervisorError::NotNow { what, detail });
+        };
+        let node = self.config.node;
+        let work = move |connect: &virt::connect::Connect| {
+            // Kept also by a call that is not waited for any more.
+            let _place = place;
+            domain::save(connect, node, instance)
+        };
+        self.act.call(what, Scope::Instance(instance), work).await
     }
 
     async fn drop_memory(&self, instance: InstanceId) -> HypervisorResult<()> {

@@ -289,7 +289,11 @@ async fn a_killed_libvirtd_is_told_and_reconnected_to_and_guests_run_on() {
 }
 
 fn kill(process: i32) {
-    let status = std::process::Command::new("kill").args(["-9", &process.to_string()]).status();
+    send("-9", process);
+}
+
+fn send(signal: &str, process: i32) {
+    let status = std::process::Command::new("kill").args([signal, &process.to_string()]).status();
     assert!(status.unwrap().success());
 }
 
@@ -420,6 +424,45 @@ async fn five_guests_start_side_by_side_and_get_addresses_while_looking_stays_fa
     assert!(slowest < Duration::from_secs(1), "{slowest:?}");
     assert_eq!(std::fs::read_dir(&test.config.pool_path).unwrap().count(), 0, "no volume is left");
     assert_eq!(std::fs::read_dir(&test.config.console_dir).unwrap().count(), 0, "no console log is left");
+    test.end().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn five_guests_whose_memory_is_saved_without_end_leave_room_for_what_is_done_to_others() {
+    let test = Test::new(|config| config.call_timeout = Duration::from_secs(3)).await;
+    let hypervisor = &test.hypervisor;
+    hypervisor.prepare().await.unwrap();
+    let instances: Vec<_> = (0..6).map(|_| fresh()).collect();
+    for instance in &instances {
+        conformance::build(&**hypervisor, &base(), *instance).await;
+    }
+    let (stuck, other) = instances.split_at(5);
+    for instance in stuck {
+        send("-STOP", test.server().guest_process(*instance).expect("it runs"));
+    }
+    let save = |instance: InstanceId| {
+        let hypervisor = Arc::clone(hypervisor);
+        tokio::spawn(async move { hypervisor.save(instance).await })
+    };
+    let saves: Vec<_> = stuck.iter().copied().map(save).collect();
+    let mut saved = Vec::new();
+    for save in saves {
+        saved.push(save.await.unwrap());
+    }
+    let count =
+        |is: fn(&HypervisorError) -> bool| saved.iter().filter(|it| it.as_ref().is_err_and(is)).count();
+    assert_eq!(count(|error| matches!(error, HypervisorError::TimedOut { .. })), 4, "{saved:?}");
+    let waits = |error: &HypervisorError| error.to_string().contains("the memory of 4 others is being saved");
+    assert_eq!(count(waits), 1, "{saved:?}");
+    hypervisor.pause(other[0]).await.expect("another is paused meanwhile");
+    // libvirt gives each ten seconds to end by itself.
+    for instance in &instances {
+        wait_for("each can be ended", || async { hypervisor.destroy(*instance).await.ok() }).await;
+    }
+    let later = fresh();
+    conformance::build(&**hypervisor, &base(), later).await;
+    wait_for("a save", || async { hypervisor.save(later).await.ok() }).await;
+    hypervisor.destroy(later).await.unwrap();
     test.end().await;
 }
 

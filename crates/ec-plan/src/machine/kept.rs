@@ -288,7 +288,9 @@ fn paused(facts: &Facts, why: Pause) -> Plan {
         Pause::Storage { room: false } => {
             "no space on the host's disk; it goes on by itself when there is room"
         }
-        Pause::ByHand => "somebody suspended it on its host; `eschedule unpause` lets it go on",
+        Pause::ByHand => {
+            "somebody suspended it on its host, or a pause of before came late; `eschedule unpause` lets it go on"
+        }
         Pause::Crashed => "the guest's system crashed and is kept as it was",
         Pause::Other => "its hypervisor holds it, by a migration, a dump or a snapshot",
     };

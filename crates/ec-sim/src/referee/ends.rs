@@ -40,10 +40,10 @@ impl Referee {
         self.known.entry(instance).or_default().ended = is_done.then_some(why);
     }
 
-    /// Somebody does something with it by hand.
+    /// Somebody does something with it by hand. What they started begins a new row of starts.
     pub(crate) fn handled(&mut self, instance: InstanceId) {
         let known = self.known.entry(instance).or_default();
-        (known.ended, known.by_hand) = (None, true);
+        (known.ended, known.by_hand, known.restarts.0) = (None, true, 0);
     }
 
     /// A request is another from now on.
