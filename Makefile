@@ -61,7 +61,7 @@ PREFIX ?= /usr/local
 install:
 	$(AS_OWNER) scripts/check-rust.sh
 	$(AS_OWNER) scripts/build-reproducible.sh
-	PREFIX=$(PREFIX) DESTDIR=$(DESTDIR) scripts/install.sh
+	PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
 
 deb:
 	$(AS_OWNER) scripts/check-rust.sh
