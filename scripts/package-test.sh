@@ -182,7 +182,8 @@ inside systemctl daemon-reload
 [ "$(guest)" = "$qemu" ] || die "the guest did not outlive the watchdog"
 say "the watchdog starts anew what stands, and leaves what is well"
 
-inside dpkg --remove "${packages[@]}" >/dev/null 2>&1
+inside dpkg --remove "${packages[@]}" >"$work/remove.log" 2>&1
+grep -q 'apt-mark manual .*libvirt-daemon-system' "$work/remove.log" || die "removing does not say what would end the guest: $(cat "$work/remove.log")"
 none is-active
 [ "$(guest)" = "$qemu" ] || die "the guest did not outlive the removal"
 inside test -e /etc/ecompute/compute.yaml || die "the configuration went with the removal"
