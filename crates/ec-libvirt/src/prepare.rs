@@ -6,14 +6,15 @@ use std::{
     path::Path,
 };
 
+use ec_guard::Subnet;
 use ec_hypervisor::HostInfo;
 use virt::{connect::Connect, error::ErrorNumber, network::Network};
 
 use crate::{
     config::{LibvirtConfig, VirtType},
     disk::Pool,
-    error::{CallError, absent},
-    xml::{self, PoolXml},
+    error::{CallError, absent, said},
+    xml::{self, NetworkXml, PoolXml},
 };
 
 /// What was found out about the host once, and every definition needs.
@@ -24,6 +25,9 @@ pub(crate) struct Facts {
     pub(crate) maximum_cpu: bool,
     pub(crate) translation_cache: bool,
 }
+
+/// IPv4's routes of this network namespace.
+const ROUTES: &str = "/proc/self/net/route";
 
 /// Since this libvirt, the translation cache has a size in the domain's XML.
 const TRANSLATION_CACHE_SINCE: u32 = 8_000_000;
@@ -39,10 +43,16 @@ pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig, disks: &Pool) -
     Ok(facts)
 }
 
-/// The bridge of the first interface's network, where it has one, and that the second interface's is
-/// there. Changes nothing.
+/// The bridge of the first interface's network, where it has one, and that it runs or can be started, and that the second
+/// interface's is there. Changes nothing.
 pub(crate) fn survey_network(connect: &Connect, config: &LibvirtConfig) -> Result<Option<String>, CallError> {
-    let bridge = bridge(connect, config)?;
+    let network = network(connect, &config.network)?;
+    if !network.is_active()?
+        && let Some(why) = collision(&network, &config.network)?
+    {
+        return Err(CallError::Refused(why));
+    }
+    let bridge = network.bridge_name().ok();
     if let Some(second) = &config.bridge {
         second_bridge(second)?;
     }
@@ -157,16 +167,51 @@ fn network(connect: &Connect, name: &str) -> Result<Network, CallError> {
     })
 }
 
-/// Starts the network where it does not run.
+/// Starts the network where it does not run. What keeps it from that is of the host, and may be mended at any time.
 fn start_network(connect: &Connect, name: &str) -> Result<(), CallError> {
     let network = network(connect, name)?;
     if !network.is_active()?
         && let Err(error) = network.create()
         && !network.is_active()?
     {
-        return Err(error.into());
+        let why = collision(&network, name)?.unwrap_or_else(|| {
+            format!("the network `{name}` does not run, and does not start: {}", said(&error))
+        });
+        return Err(CallError::NotNow(why));
     }
     Ok(())
+}
+
+/// Why libvirt will not start this network, where the host has one of its subnets already.
+fn collision(network: &Network, name: &str) -> Result<Option<String>, CallError> {
+    let found: NetworkXml = xml::read(&network.xml_desc(0)?).map_err(CallError::Refused)?;
+    if !found.has_own_bridge() {
+        return Ok(None);
+    }
+    let routes = fs::read_to_string(ROUTES).unwrap_or_default();
+    Ok(taken(&found.subnets(), &routes).map(|(subnet, interface)| {
+        format!(
+            "the network `{name}` does not run, and cannot be started, since {}/{} is this host's already, at {interface}: \
+             give it another subnet (virsh net-edit {name}), or set another network (`libvirt.network`)",
+            subnet.host, subnet.prefix
+        )
+    }))
+}
+
+/// One of the subnets to which one of the routes leads, and by which interface: as libvirt looks at it, the very same alone.
+fn taken<'a>(subnets: &[Subnet], routes: &'a str) -> Option<(Subnet, &'a str)> {
+    // The kernel writes addresses as they lie in memory.
+    let bits = |field: &str| u32::from_str_radix(field, 16).ok().map(u32::from_be);
+    routes.lines().skip(1).find_map(|line| {
+        let fields: Vec<&str> = line.split_ascii_whitespace().collect();
+        let [interface, to, _, _, _, _, _, mask, ..] = fields[..] else { return None };
+        let (to, mask) = (bits(to)?, bits(mask)?);
+        let is_it = |subnet: &&Subnet| {
+            let whole = u32::MAX.checked_shl(32 - subnet.prefix.min(32)).unwrap_or(0);
+            mask == whole && to == subnet.host.to_bits() & whole
+        };
+        Some((*subnets.iter().find(is_it)?, interface))
+    })
 }
 
 /// What came of a domain's start: where somebody ended the network beside this agent, it runs again for the next try.
@@ -181,9 +226,7 @@ pub(crate) fn started(
         return started;
     }
     Err(CallError::NotNow(match start_network(connect, name) {
-        Err(CallError::Libvirt(error)) => {
-            format!("the network `{name}` does not run, and does not start: {}", error.message())
-        }
+        Err(CallError::Libvirt(error)) => said(&error),
         Err(CallError::Refused(why) | CallError::NotNow(why)) => why,
         Ok(()) => format!("the network `{name}` did not run, and was started"),
     }))
@@ -220,6 +263,22 @@ mod tests {
     fn versions_are_written_as_people_write_them() {
         assert_eq!(version(9_000_000), "9.0.0");
         assert_eq!(version(7_002_022), "7.2.22");
+    }
+
+    #[test]
+    fn a_subnet_is_taken_by_a_route_to_all_of_it_and_to_nothing_else() {
+        let head = "Iface\tDestination\tGateway \tFlags\tRefCnt\tUse\tMetric\tMask\t\tMTU\tWindow\tIRTT\n";
+        let route =
+            |to: &str, mask: &str| format!("{head}eth0\t{to}\t00000000\t0001\t0\t0\t100\t{mask}\t0\t0\t0\n");
+        let guests = Subnet { host: [192, 168, 122, 1].into(), prefix: 24 };
+        let all = Subnet { host: [10, 0, 0, 1].into(), prefix: 8 };
+        let its_own = route("007AA8C0", "00FFFFFF");
+        assert_eq!(taken(&[all, guests], &its_own), Some((guests, "eth0")));
+        assert_eq!(taken(&[all], &its_own), None);
+        for (to, mask) in [("007AA8C0", "0000FFFF"), ("007BA8C0", "00FFFFFF"), ("00000000", "00000000")] {
+            assert_eq!(taken(&[all, guests], &route(to, mask)), None, "{to}");
+        }
+        assert_eq!(taken(&[guests], ""), None);
     }
 
     #[test]

@@ -1427,6 +1427,33 @@ async fn a_pool_that_somebody_ends_beside_the_agent_is_there_again_for_all() {
     test.end().await;
 }
 
+/// As of a host whose own network is the one that libvirt brings. Here another network has it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_whose_subnet_the_host_has_is_told_before_and_waited_for() {
+    let test = Test::new(|_| ()).await;
+    let (connect, gateway) = (test.server().connection(), test.server().gateway());
+    let document = format!(
+        "<network><name>late</name><forward mode='nat'/><bridge name='{}l' stp='off' delay='0'/>\
+         <ip address='{gateway}' netmask='255.255.255.0'/></network>",
+        test.server().bridge()
+    );
+    let late = connect.define_network_xml(&document).unwrap();
+    let hypervisor = test.second(|config| config.network = "late".into());
+    let told = failure(hypervisor.probe_network().await);
+    for part in [test.server().bridge(), "virsh net-edit late", "`libvirt.network`", &format!("{gateway}/24")]
+    {
+        assert!(told.contains(part), "{told}");
+    }
+    let waits = hypervisor.prepare().await.unwrap_err();
+    assert!(waits.is_transient() && waits.to_string().contains("virsh net-edit late"), "{waits}");
+    connect.lookup_network_by_name(&test.config.network).unwrap().destroy().unwrap();
+    hypervisor.probe_network().await.unwrap();
+    hypervisor.prepare().await.unwrap();
+    late.destroy().unwrap();
+    late.undefine().unwrap();
+    test.end().await;
+}
+
 /// As `virsh net-destroy` does it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_network_that_somebody_ends_beside_the_agent_is_started_for_the_next_try() {
