@@ -2,7 +2,10 @@
 SHELL := /bin/bash
 # Built things that are worth keeping between runs.
 CACHE ?= /var/cache/etcd-compute
-SUDO := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo)
+# By which proxy packages are fetched, which sudo does not let through by itself.
+PROXIES := $(foreach name,http_proxy https_proxy no_proxy,$(if $($(name)),'$(name)=$($(name))'))
+SUDO := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo env)
+SUDO += $(if $(SUDO),$(PROXIES))
 # Through sudo the user's own Rust serves.
 export PATH := $(PATH):$(shell getent passwd "$${SUDO_USER:-$$(id -un)}" | cut -d: -f6)/.cargo/bin:$(HOME)/.cargo/bin
 ifdef SUDO_USER

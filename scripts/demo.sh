@@ -191,7 +191,7 @@ up() {
   libvirt_up
   network_up
   await 30 etcd env ETCDCTL_API=3 etcdctl --endpoints "127.0.0.1:$etcd" endpoint health
-  await 30 eplacement curl -fsS "http://127.0.0.1:$placement/readyz"
+  await 30 eplacement curl --noproxy '*' -fsS "http://127.0.0.1:$placement/readyz"
 
   cat >"$STATE/compute.yaml" <<C
 etcd: {host: 127.0.0.1, port: $etcd}
@@ -276,7 +276,7 @@ C
   eschedule ssh demo -- uptime
   eschedule destroy --wait demo
   etcdctl get --prefix /ecompute
-  curl -sH 'X-Auth-Token: admin' http://127.0.0.1:$placement/resource_providers
+  curl --noproxy '*' -sH 'X-Auth-Token: admin' http://127.0.0.1:$placement/resource_providers
   Logs: $STATE/*.log        End: make demo-down
 T
 }

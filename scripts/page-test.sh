@@ -206,7 +206,7 @@ ca=$(etc h1 ca.pem)
 openssl req -quiet -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=eschedule -keyout "$work/foreign.key" \
   -out "$work/foreign.pem" 2>/dev/null || openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 -subj /CN=eschedule \
   -keyout "$work/foreign.key" -out "$work/foreign.pem" 2>/dev/null
-code() { curl -s -o /dev/null -w '%{http_code}' --max-time 10 "$@" || true; } # 000: nothing was answered
+code() { curl --noproxy '*' -s -o /dev/null -w '%{http_code}' --max-time 10 "$@" || true; } # 000: nothing was answered
 listeners=0
 for host in "${hosts[@]}"; do
   # All but sshd, libvirt's name server and metadata, which are for guests (packet rules hold them to their bridge).
@@ -271,7 +271,7 @@ denied() { [ "$(h2_asks "$@")" = 403 ] || die "h2 may do this in placement: $*: 
 denied PUT "/resource_providers/$n3" '{"name": "mine"}'
 denied DELETE "/resource_providers/$n3"
 # With what is so now, so that it fails for want of rights alone.
-generation=$(curl -s --cacert "$ca" --cert "$(etc h2 node.pem)" --key "$(etc h2 node.key)" -H "X-Auth-Token: $(cat "$(etc h2 node.token)")" \
+generation=$(curl --noproxy '*' -s --cacert "$ca" --cert "$(etc h2 node.pem)" --key "$(etc h2 node.key)" -H "X-Auth-Token: $(cat "$(etc h2 node.token)")" \
   "$provider/$n3" | field "d['generation']")
 denied PUT "/resource_providers/$n3/traits" '{"resource_provider_generation": '"$generation"', "traits": []}'
 denied PUT "/resource_providers/$n3/inventories" '{"resource_provider_generation": '"$generation"', "inventories": {}}'
