@@ -27,7 +27,7 @@ use nix::unistd::{AccessFlags, Group, Uid, access, getgroups};
 use crate::{
     agent::{libvirt_config, sealed},
     config::Settings,
-    health, hosted, identity, inventory,
+    firewall, health, hosted, identity, inventory,
     port::{Port, PortError},
     presence, storage,
 };
@@ -416,13 +416,25 @@ async fn guests(settings: &Settings) -> Found {
 
 /// Of the bridges of guests one that cannot be kept from learning what rules do not see. That there is none is told elsewhere.
 async fn deceivable(settings: &Settings) -> Option<String> {
-    let network = async { hypervisor(settings).ok()?.probe_network().await.ok().flatten() };
-    let own = tokio::time::timeout(PROBE_TIMEOUT, network).await.ok().flatten();
-    own.into_iter().chain(settings.bridge.clone()).find(|bridge| learns_unseen(bridge))
+    own_bridge(settings).await.into_iter().chain(settings.bridge.clone()).find(|bridge| learns_unseen(bridge))
 }
 
-/// Whether guests can be answered at the address where they ask.
+/// The bridge of the guests' network, where that is to be had.
+async fn own_bridge(settings: &Settings) -> Option<String> {
+    let network = async { hypervisor(settings).ok()?.probe_network().await.ok().flatten() };
+    tokio::time::timeout(PROBE_TIMEOUT, network).await.ok().flatten()
+}
+
+/// Whether guests can be answered at the address where they ask, and can ask there.
 async fn metadata(settings: &Settings) -> Found {
+    let answered = answered(settings).await?;
+    match own_bridge(settings).await.and_then(|bridge| firewall::in_the_way(&bridge)) {
+        None => Ok(answered),
+        Some(why) => Err((0, format!("{answered}, but {why}"))),
+    }
+}
+
+async fn answered(settings: &Settings) -> Found {
     let (address, port) = (MetadataConfig::ADDRESS, MetadataConfig::PORT);
     let at = format!("{address}:{port}");
     match holder(address, port).await {

@@ -11,6 +11,7 @@ mod calls;
 pub mod check;
 pub mod config;
 mod driver;
+mod firewall;
 mod health;
 mod hosted;
 pub mod identity;
