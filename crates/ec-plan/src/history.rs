@@ -12,7 +12,7 @@ use serde::Serialize;
 use crate::status::is_under_way;
 
 /// How long the status of a failed instance, and the history of one whose end was wished, can be read before they go by themselves.
-pub const RETENTION: Duration = Duration::from_secs(24 * 3600);
+pub const RETENTION: Duration = Duration::from_hours(24);
 
 /// What came of what a user asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -341,7 +341,8 @@ fn fate(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], seen: u6
             let wish = |it: &Outcome| carried_out(action.verb, it).map(|(wished_at, _)| wished_at);
             // One that was carried out later may have been wished by a clock that was behind this one's.
             let own = first(&|it| wish(it) == Some(action.at));
-            let another = || first(&|it| it.generation >= action.generation && wish(it) > Some(action.at));
+            let another =
+                || first(&|it| it.generation >= action.generation && wish(it).cmp(&Some(action.at)).is_gt());
             match own.or_else(another) {
                 Some(place) if wish(all[place].1) != Some(action.at) => (Fate::Overtaken, None),
                 Some(place)

@@ -301,8 +301,11 @@ fn what_lists_make_a_search_look_at_is_counted() {
         hosts * (1 + beyond(2 * lists + 1)),
         "each of the fewer once"
     );
+    // A name that nobody knows, before which each anchor is asked whether it serves the first.
+    let query = of(vec![Group { forbidden: vec![intern("HW_CPU_X86_AVX"); 100], ..cpu() }, unknown()]);
+    assert!(refused(&flat.state(), &query, hosts * beyond(lists)) && !refused(&flat.state(), &query, BUDGET));
     for state in [flat.state(), nested.state()] {
-        // A name that nobody knows, after which each anchor is asked again.
+        // Where nobody can serve that, none is.
         let query = of(vec![wanted(8), unknown()]);
         assert!(!refused(&state, &query, 0), "nobody is looked at");
         let query = of(vec![wanted(1)]);
@@ -375,6 +378,15 @@ fn a_list_has_its_budget_too() {
         ..ProviderFilter::default()
     };
     assert_eq!((listed(&avx_and, 0), listed(&in_both, 0)), (Ok(0), Ok(0)));
+    // Where each is somebody's, who has the rarer one is looked at once.
+    let either = all((0..50).map(|number| {
+        host(number, None, |record| {
+            let name = if number < 20 { "HW_CPU_X86_AVX2" } else { "HW_CPU_X86_AVX" };
+            record.traits = vec![intern(name)];
+        })
+    }));
+    let both = |budget| providers(&either.state(), &avx_and, budget).map(|found| found.len());
+    assert_eq!((both(20), both(19)), (Ok(0), Err(SearchError::TooWide)));
 }
 
 #[test]
