@@ -272,12 +272,10 @@ impl Worker {
                 self.touched_hypervisor = true;
                 parts.hypervisor.pause(instance).await.map_err(|error| Stop::Retry(error.to_string()))
             }
+            // These take turns of their own: all else of this node would wait for them.
             Effect::Save => {
-                self.take_permit().await?;
                 self.touched_hypervisor = true;
-                parts.hypervisor.save(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
-                self.permit = None;
-                Ok(())
+                parts.hypervisor.save(instance).await.map_err(|error| Stop::Retry(error.to_string()))
             }
             Effect::DropMemory => {
                 tracing::info!("deleting the guest's saved memory");

@@ -1,6 +1,9 @@
 //! Domains: whose they are, whether they run, starting and ending them.
 
-use std::os::{fd::AsRawFd, unix::net::UnixStream};
+use std::{
+    os::{fd::AsRawFd, unix::net::UnixStream},
+    sync::Mutex,
+};
 
 use ec_hypervisor::{DomainSpec, End, HypervisorError, Pause, Room, RunState};
 use ec_model::{InstanceId, NodeId};
@@ -15,6 +18,7 @@ use virt::{
 use crate::{
     disk::impassable_ancestor,
     error::{CallError, absent, has_code, is_connection_error, is_refusal, said},
+    lane::locked,
     sys::{backup, has_lost_backup, saved_xml},
     xml::{self, MARK_NAMESPACE, Mark, MemoryXml},
 };
@@ -295,33 +299,61 @@ fn resident_bytes(domain: &Domain) -> Option<u64> {
     Some(resident.val << 10)
 }
 
-/// Why memory of that size is not saved where so much is free; nothing where it fits.
-fn without_room(free: u64, takes: u64) -> Option<String> {
-    (free < takes.saturating_add(ROOM_BESIDE)).then(|| {
-        format!(
-            "{} MiB are free below {SAVES}: its memory takes up to {} MiB, and {} MiB are to stay free beside it",
-            free >> 20,
-            takes >> 20,
-            ROOM_BESIDE >> 20
-        )
-    })
+/// What the guests take, in bytes, whose memory is being saved: of each all, however much of it is written by now.
+#[derive(Debug, Default)]
+pub(crate) struct Saves(Mutex<u64>);
+
+/// A part of that, until the save is over.
+#[derive(Debug)]
+struct Save<'a>(&'a Saves, u64);
+
+impl Drop for Save<'_> {
+    fn drop(&mut self) {
+        *locked(&self.0.0) -= self.1;
+    }
+}
+
+impl Saves {
+    /// One more, of a guest that takes so much where so much is free; or why there is no room for that.
+    fn begin(&self, free: u64, takes: u64) -> Result<Save<'_>, String> {
+        let mut others = locked(&self.0);
+        if free < others.saturating_add(takes).saturating_add(ROOM_BESIDE) {
+            let [free, others, takes, beside] = [free, *others, takes, ROOM_BESIDE].map(|bytes| bytes >> 20);
+            let others = match others {
+                0 => String::new(),
+                others => format!(", {others} MiB of them for others whose memory is being saved"),
+            };
+            return Err(format!(
+                "{free} MiB are free below {SAVES}{others}: its memory takes up to {takes} MiB, and {beside} MiB are to stay free beside it"
+            ));
+        }
+        *others += takes;
+        Ok(Save(self, takes))
+    }
 }
 
 /// Writes the guest's memory beside libvirt's other files and ends it, so that the next start lets it run, also where
 /// it is paused now. What does not run is not an error.
-pub(crate) fn save(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
+pub(crate) fn save(
+    connect: &Connect,
+    node: NodeId,
+    instance: InstanceId,
+    saves: &Saves,
+) -> Result<(), CallError> {
     let domain = ours(connect, node, instance)?;
     // libvirt would wait for the end of a copy, as long as it waits for anything.
     if domain.is_active()? && backup(&domain)?.is_some() {
         return Err(CallError::NotNow("a disk of it is being copied".into()));
     }
     // It would halt the guest, fill the file system to the last byte, to which others write, too, and let the guest go on: at each try.
-    if connect.uri().is_ok_and(|uri| uri == SYSTEM)
+    let _save = if connect.uri().is_ok_and(|uri| uri == SYSTEM)
         && let (Ok(stat), Some(takes)) = (nix::sys::statvfs::statvfs(SAVES), resident_bytes(&domain))
-        && let Some(why) = without_room(stat.blocks_available() * stat.fragment_size(), takes)
     {
-        return Err(CallError::NotNow(why));
-    }
+        let free = stat.blocks_available() * stat.fragment_size();
+        Some(saves.begin(free, takes).map_err(CallError::NotNow)?)
+    } else {
+        None
+    };
     unless_ended(&domain, domain.managed_save(sys::VIR_DOMAIN_SAVE_RUNNING).map(drop))
 }
 
@@ -572,9 +604,19 @@ mod tests {
     #[test]
     fn memory_is_saved_where_room_stays_beside_it() {
         let gib = 1 << 30;
-        assert_eq!(without_room(3 * gib, 2 * gib), None);
-        let why = without_room(3 * gib - 1, 2 * gib).unwrap();
-        assert!(why.contains("3071 MiB are free") && why.contains("up to 2048 MiB"), "{why}");
+        let saves = Saves::default();
+        let why = saves.begin(3 * gib - 1, 2 * gib).unwrap_err();
+        assert!(why.contains("3071 MiB are free below /") && why.contains("up to 2048 MiB"), "{why}");
+        assert!(!why.contains("others whose"), "{why}");
+        let first = saves.begin(3 * gib, 2 * gib).unwrap();
+        // What the first has written by then is counted twice, and is waited for.
+        let why = saves.begin(4 * gib - 1, gib).unwrap_err();
+        assert!(why.contains("4095 MiB are free") && why.contains("2048 MiB of them for others"), "{why}");
+        let second = saves.begin(4 * gib, gib).unwrap();
+        saves.begin(4 * gib, 1).unwrap_err();
+        drop(first);
+        drop(second);
+        saves.begin(gib + 1, 1).unwrap();
     }
 
     #[test]

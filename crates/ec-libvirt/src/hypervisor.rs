@@ -83,6 +83,7 @@ pub struct LibvirtHypervisor {
     copying: Arc<Semaphore>,
     /// Places for memory that is being saved.
     saving: Arc<Semaphore>,
+    saves: Arc<domain::Saves>,
     turns: Turns,
     facts: OnceLock<Facts>,
     events: broadcast::Sender<HypervisorEvent>,
@@ -116,6 +117,7 @@ impl LibvirtHypervisor {
             copies: Mutex::default(),
             copying: Arc::new(Semaphore::new(COPYING)),
             saving: Arc::new(Semaphore::new(SAVING)),
+            saves: Arc::default(),
             turns: Turns::default(),
             pool: Arc::new(Pool::new(&config.pool, &config.pool_path)),
             config: Arc::new(config),
@@ -826,11 +828,11 @@ impl Hypervisor for LibvirtHypervisor {
             let detail = format!("the memory of {SAVING} others is being saved");
             return Err(HypervisorError::NotNow { what, detail });
         };
-        let node = self.config.node;
+        let (node, saves) = (self.config.node, Arc::clone(&self.saves));
         let work = move |connect: &virt::connect::Connect| {
             // Kept also by a call that is not waited for any more.
             let _place = place;
-            domain::save(connect, node, instance)
+            domain::save(connect, node, instance, &saves)
         };
         self.act.call(what, Scope::Instance(instance), work).await
     }

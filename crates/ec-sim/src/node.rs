@@ -169,6 +169,13 @@ impl Computer {
         self.running().is_some()
     }
 
+    /// Adds a line to its configuration, which its next agent reads.
+    pub(crate) fn configure(&self, line: &str) -> std::io::Result<()> {
+        let path = self.directory.join("compute.yaml");
+        let text = fs::read_to_string(&path)?;
+        fs::write(path, format!("{text}{line}\n"))
+    }
+
     /// The agent's next start, on what is here.
     pub(crate) fn start(self: &Arc<Self>, world: &Arc<World>) {
         if self.kept_down.load(Ordering::Relaxed) || self.revoked.load(Ordering::Relaxed) {

@@ -34,6 +34,11 @@ pub(super) const ALL: &[Scenario] = &[
         "a volume is to be taken from a guest that stands still: what nobody hears is told, and its user may have it end at once",
         |stage| Box::pin(detach(stage)),
     ),
+    Scenario::new(
+        "suspend-of-a-guest-that-stands-still",
+        "the memory of a guest is saved without end, on a node that does one thing at a time: another is destroyed at once",
+        |stage| Box::pin(suspend(stage)),
+    ),
 ];
 
 /// From now on, until the snags are cleared.
@@ -127,5 +132,21 @@ async fn detach(stage: Stage) {
     stage.demand(ended.0 == Ok(Some(State::Stopped)), "it is ended").await;
     stage.demand(ended.1 < Duration::from_secs(60), "in time").await;
     stage.until(guest, "without it", |is| is.is(State::Stopped) && !has(&stage, guest, volume)).await;
+    goes_on(&stage);
+}
+
+async fn suspend(stage: Stage) {
+    let [guest, other] = [stage.ready("web").await, stage.ready("db").await];
+    stage.kill(1);
+    stage.demand(stage.node(1).configure("workers: 1").is_ok(), "it does one thing at a time").await;
+    stage.start(1);
+    stage.pass(20).await;
+    stands_still(&stage);
+    stage.user(1).asks(guest, &Verb::Suspend).await;
+    stage.pass(5).await;
+    let begun = tokio::time::Instant::now();
+    stage.destroyed(other).await;
+    stage.until_gone(other).await;
+    stage.demand(begun.elapsed() < Duration::from_secs(20), "it is gone at once").await;
     goes_on(&stage);
 }
