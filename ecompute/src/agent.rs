@@ -37,6 +37,8 @@ use crate::{
 const LOCK_TIMEOUT: Duration = Duration::from_secs(5);
 /// A start that is refused for what lies on this host is refused within so long.
 const REFUSED_AT_ONCE: Duration = Duration::from_secs(10);
+/// What fails where images cannot be kept.
+const CACHE: &str = "failed to open the image cache";
 /// How soon packet rules come back that somebody took away.
 const PROTECTION_PERIOD: Duration = Duration::from_secs(30);
 
@@ -69,7 +71,10 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         Arc::new(sealed(&settings, EtcdStore::connect(settings.etcd.clone()).await?)?);
     let hypervisor: Arc<dyn Hypervisor> =
         Arc::new(LibvirtHypervisor::connect(libvirt_config(&settings, node))?);
-    let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await?;
+    let parts = tokio::select! {
+        parts = assemble(settings, node, store, hypervisor, placement, Host::default()) => parts?,
+        () = shutdown.cancelled() => return Ok(()),
+    };
     let closed = CancellationToken::new();
     if let Some(port) = &port {
         let url = port.url(&parts.settings).context("failed to tell where the agent's port is")?;
@@ -149,9 +154,13 @@ pub async fn assemble(
     let (in_use, bases, disks) = (Arc::clone(&records), settings.images.join("base"), settings.disks(node));
     let of_storage = settings.clone();
     let check = move || storage::check(&of_storage);
-    let images = ImageCache::open(cache, move || bases_in_use(&in_use, &bases, &disks, &check))
-        .await
-        .context("failed to open the image cache")?;
+    let images = ImageCache::begin(cache, move || bases_in_use(&in_use, &bases, &disks, &check));
+    let images = images.context(CACHE)?;
+    // What runs has no need of it.
+    match tokio::time::timeout(storage::ANSWERS_IN, images.opened()).await {
+        Ok(opened) => opened.context(CACHE)?,
+        Err(_) => tracing::warn!("{}: what needs an image waits for it", storage::silent(&settings.images)),
+    }
     let presence = Presence::new(&settings.keys, node, &host);
     Ok(Arc::new(Parts {
         node,
@@ -403,3 +412,7 @@ async fn lock(parts: &Parts) {
         Err(_) => tracing::warn!("failed to lock the inventory: placement did not answer"),
     }
 }
+
+#[cfg(test)]
+#[path = "agent_tests.rs"]
+mod tests;

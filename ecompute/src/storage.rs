@@ -35,7 +35,7 @@ const MARK: &str = "etcd-compute.storage";
 const USED: &str = "shared-storage";
 
 /// A file system that is there answers in less; one whose server is away holds up whoever looks at it for as long as that is.
-const ANSWERS_IN: Duration = Duration::from_secs(10);
+pub(crate) const ANSWERS_IN: Duration = Duration::from_secs(10);
 
 /// A question to the host's file systems, of which one may not answer. It is asked once at a time: each that is not answered holds
 /// a thread.

@@ -4,6 +4,10 @@ use std::{collections::HashSet, io, path::PathBuf, sync::Arc, time::Duration};
 
 use ec_model::{BaseImage, ImageRef, Progress};
 use ec_runtime::Host;
+use futures::{
+    FutureExt,
+    future::{BoxFuture, Shared},
+};
 use ipnet::IpNet;
 use tokio::sync::watch;
 
@@ -74,9 +78,12 @@ pub struct ImageCache {
     inner: Arc<Inner>,
 }
 
+/// The files of the cache, once their file system has answered.
+type Opening = Shared<BoxFuture<'static, Result<Ground, ImageError>>>;
+
 struct Inner {
     host: Host,
-    ground: Ground,
+    ground: Opening,
     local: Arc<Local>,
     origin: Origin,
     store: Option<ImageStore>,
@@ -112,6 +119,16 @@ impl ImageCache {
         config: CacheConfig,
         in_use: impl Fn() -> HashSet<String> + Send + Sync + 'static,
     ) -> Result<Self, ImageError> {
+        let cache = Self::begin(config, in_use)?;
+        cache.opened().await?;
+        Ok(cache)
+    }
+
+    /// The same, without waiting for the file system that it lies on: that is [`Self::opened`], and whoever fetches does it, too.
+    pub fn begin(
+        config: CacheConfig,
+        in_use: impl Fn() -> HashSet<String> + Send + Sync + 'static,
+    ) -> Result<Self, ImageError> {
         let CacheConfig {
             directory,
             max_bytes,
@@ -124,16 +141,17 @@ impl ImageCache {
         } = config;
         let store = store.as_ref().map(ImageStore::open).transpose();
         let store = store.map_err(|error| ImageError::BadStore { source: Arc::new(error) })?;
-        let opened = host.blocking(move || {
+        let open = move || {
             let shelf = Shelf::open(&directory, max_bytes, Box::new(in_use))?;
             let index = Index::open(&directory)?;
             index.prune(|entry| shelf.has(&entry.digest, entry.size))?;
             Ok(Ground { shelf: Arc::new(shelf), index: Arc::new(index) })
-        });
-        let ground = opened.await.map_err(|_| ImageError::Interrupted)??;
+        };
+        let of_host = host.clone();
+        let opening = async move { of_host.blocking(open).await.map_err(|_| ImageError::Interrupted)? };
         let inner = Inner {
             host,
-            ground,
+            ground: opening.boxed().shared(),
             local: Arc::new(Local(local)),
             store,
             stall_timeout,
@@ -143,6 +161,14 @@ impl ImageCache {
             turns: Turns::new(AT_ONCE),
         };
         Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Returns once its directories are made and swept, however long the file system takes to answer.
+    ///
+    /// # Errors
+    /// The cache cannot be used, and nothing is fetched into it.
+    pub async fn opened(&self) -> Result<(), ImageError> {
+        self.inner.ground.clone().await.map(drop)
     }
 
     /// The image, from the cache where its origin says that it is still the same.
@@ -175,7 +201,7 @@ impl ImageCache {
         };
         self.inner.permit(&wanted)?;
         if wanted.sha256.is_some() || wanted.sha512.is_some() {
-            let (ground, wanted) = (self.inner.ground.clone(), wanted.clone());
+            let (ground, wanted) = (self.inner.ground.clone().await?, wanted.clone());
             let found = self.inner.host.blocking(move || ground.known(&wanted)).await;
             if let Some((_, landed)) = found.map_err(|_| ImageError::Interrupted)? {
                 return hand_out(landed);
@@ -236,19 +262,20 @@ impl Inner {
     }
 
     async fn bring(&self, wanted: Wanted, state: watch::Sender<State>) -> Result<Landed, ImageError> {
+        let ground = self.ground.clone().await?;
         match wanted.source.clone() {
             // Whose turn it is it knows itself: who is slow gives it up.
-            Source::Http(_) => self.origin.bring(self.ground.clone(), wanted, state).await,
+            Source::Http(_) => self.origin.bring(ground, wanted, state).await,
             Source::Object(url) => {
                 let _turn = self.turns.take().await?;
                 let store = self.store_of(&url, &wanted.label)?;
                 let came = |bytes| self.origin.came(bytes);
                 let times = (self.stall_timeout, self.patience);
-                store::bring(store, self.ground.clone(), wanted, state, times, came).await
+                store::bring(store, ground, wanted, state, times, came).await
             }
             Source::File { path, .. } => {
                 let _turn = self.turns.take().await?;
-                let (local, ground) = (Arc::clone(&self.local), self.ground.clone());
+                let local = Arc::clone(&self.local);
                 let url = wanted.label.clone();
                 let brought = local::bring(&self.host, local, ground, wanted, path.clone(), state).await;
                 let Err(ImageError::Local { source, .. }) = &brought else { return brought };

@@ -1,0 +1,54 @@
+use std::path::{Path, PathBuf};
+
+use ec_hypervisor::SimulatedHypervisor;
+use ec_runtime::config::parse;
+use ec_store::MemoryStore;
+
+use super::*;
+
+/// An agent's configuration, and the lock of its image cache, which nobody can open before somebody reads it.
+fn settings(state: &Path, more: &str) -> (Settings, PathBuf) {
+    ec_runtime::install_tls_provider();
+    let text = format!("name: n\nstate_dir: {}\n{more}", state.display());
+    let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
+    std::fs::create_dir_all(&settings.images).unwrap();
+    let lock = settings.images.join("lock");
+    assert!(std::process::Command::new("mkfifo").arg(&lock).status().unwrap().success());
+    (settings, lock)
+}
+
+/// What was begun goes on, be it that its thread comes to the lock later: the runtime of a test waits for its threads.
+fn answer(lock: &Path) -> std::fs::File {
+    std::fs::File::options().read(true).write(true).open(lock).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn an_image_cache_that_does_not_answer_keeps_nothing_else_from_its_work() {
+    let state = tempfile::tempdir().unwrap();
+    let (settings, lock) = settings(state.path(), "");
+    let node = NodeId::new(uuid::Uuid::from_u128(9));
+    let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node)));
+    let placement = PlacementClient::new(&settings.placement).unwrap();
+    let made = assemble(settings, node, store, hypervisor, placement, Host::default());
+    let made = tokio::time::timeout(storage::ANSWERS_IN * 2, made);
+    // While a thread works the clock does not go on by itself.
+    let (made, ()) = tokio::join!(made, tokio::time::advance(storage::ANSWERS_IN * 3 / 2));
+    let _answers = answer(&lock);
+    let parts = made.expect("it waits for the image cache").unwrap();
+    // Once it answers, images come.
+    parts.images.opened().await.unwrap();
+}
+
+#[tokio::test]
+async fn an_agent_ends_while_its_image_cache_does_not_answer() {
+    let state = tempfile::tempdir().unwrap();
+    let (settings, lock) = settings(state.path(), "libvirt: {uri: \"test:///default\"}\n");
+    let shutdown = CancellationToken::new();
+    let mut run = std::pin::pin!(run(settings, None, shutdown.clone()));
+    let begun = tokio::time::timeout(Duration::from_secs(1), &mut run).await;
+    shutdown.cancel();
+    let ended = tokio::time::timeout(Duration::from_secs(5), run).await;
+    let _answers = answer(&lock);
+    assert!(begun.is_err(), "it has not come so far: {begun:?}");
+    ended.expect("it goes on").unwrap();
+}
