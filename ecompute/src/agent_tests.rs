@@ -32,7 +32,7 @@ async fn an_image_cache_that_does_not_answer_keeps_nothing_else_from_its_work() 
     let made = assemble(settings, node, store, hypervisor, placement, Host::default());
     let made = tokio::time::timeout(storage::ANSWERS_IN * 2, made);
     // While a thread works the clock does not go on by itself.
-    let (made, ()) = tokio::join!(made, tokio::time::advance(storage::ANSWERS_IN * 3 / 2));
+    let (made, ()) = tokio::join!(made, tokio::time::advance(storage::ANSWERS_IN * 3));
     let _answers = answer(&lock);
     let parts = made.expect("it waits for the image cache").unwrap();
     // Once it answers, images come.

@@ -1,8 +1,8 @@
 //! The files of the cache: bases under their digests, what is pinned, and room for what comes.
 //!
-//! Everything here blocks and is called from blocking threads only; the exception is dropping a [`Pin`],
-//! which takes the ledger's lock for a moment. The lock is never held while a big file is removed or the
-//! caller is asked which bases are in use.
+//! Everything here blocks and is called from blocking threads only; the exceptions are dropping a [`Pin`] or a
+//! [`Reservation`], which take the ledger's lock for a moment. That is never held over a call to the file system, which may
+//! not answer: whoever changes what is there, or measures it, has `files` for it.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -32,6 +32,9 @@ pub(crate) struct Shelf {
     in_use: InUse,
     /// Held through a whole eviction, so that there is one at a time.
     evicting: Mutex<()>,
+    /// Held while a base gets its place or is taken from it, and while they are measured: a download is either among them then, or
+    /// still has its reservation. Taken before the ledger, and never while the caller is asked or a big file removed.
+    files: Mutex<()>,
     ledger: Mutex<Ledger>,
     /// Locked as long as this lives: another cache on the same directory would know nothing of these pins.
     _lock: File,
@@ -43,6 +46,8 @@ struct Ledger {
     /// While an eviction runs: every base that was pinned at any moment since it began. The caller's
     /// answer about overlays may be older than an overlay whose base was pinned meanwhile.
     touched: Option<HashSet<String>>,
+    /// The base that an eviction is taking away at this moment: nobody finds it any more.
+    leaving: Option<String>,
     /// Bytes promised to downloads under way.
     reserved: u64,
     temporary: u64,
@@ -69,13 +74,17 @@ impl Shelf {
             let path = entry.path();
             fs::remove_file(&path).map_err(ImageError::cache("remove", &path))?;
         }
-        let (evicting, ledger) = Default::default();
-        Ok(Self { base, tmp, max_bytes, in_use, evicting, ledger, _lock: lock })
+        let (evicting, files, ledger) = Default::default();
+        Ok(Self { base, tmp, max_bytes, in_use, evicting, files, ledger, _lock: lock })
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
         // The ledger is whole between any two of its changes, so a panic elsewhere does not spoil it.
         self.ledger.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn files(&self) -> MutexGuard<'_, ()> {
+        self.files.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn path(&self, digest: &str, format: DiskFormat) -> PathBuf {
@@ -84,14 +93,12 @@ impl Shelf {
 
     /// The base with this digest, where the cache has it whole; pinned and marked as used now.
     pub(crate) fn find(self: &Arc<Self>, digest: &str) -> Option<Landed> {
-        let (pin, path, format) = {
-            let mut ledger = self.ledger();
-            let (path, format) = [DiskFormat::Qcow2, DiskFormat::Raw]
-                .map(|format| (self.path(digest, format), format))
-                .into_iter()
-                .find(|(path, _)| path.is_file())?;
-            (self.pin(&mut ledger, digest), path, format)
-        };
+        // Before the look: what is pinned stays, if it is there.
+        let pin = self.pin(digest)?;
+        let (path, format) = [DiskFormat::Qcow2, DiskFormat::Raw]
+            .map(|format| (self.path(digest, format), format))
+            .into_iter()
+            .find(|(path, _)| path.is_file())?;
         let virtual_size = match virtual_size(&path, format) {
             Ok(size) => size,
             Err(error) => {
@@ -110,22 +117,39 @@ impl Shelf {
         })
     }
 
-    fn pin(self: &Arc<Self>, ledger: &mut Ledger, digest: &str) -> Arc<Pin> {
+    /// Keeps what is under this digest from being evicted, unless that is under way.
+    fn pin(self: &Arc<Self>, digest: &str) -> Option<Arc<Pin>> {
+        let mut ledger = self.ledger();
+        if ledger.leaving.as_deref() == Some(digest) {
+            return None;
+        }
         *ledger.pins.entry(digest.to_owned()).or_default() += 1;
         if let Some(touched) = &mut ledger.touched {
             touched.insert(digest.to_owned());
         }
-        Arc::new(Pin { shelf: Arc::clone(self), digest: digest.to_owned() })
+        Some(Arc::new(Pin { shelf: Arc::clone(self), digest: digest.to_owned() }))
+    }
+
+    /// Whether nobody can find or pin it any more from now on, because nobody has since the eviction began.
+    fn leaves(&self, digest: &str) -> bool {
+        let mut ledger = self.ledger();
+        if ledger.touched.as_ref().is_some_and(|touched| touched.contains(digest)) {
+            return false;
+        }
+        ledger.leaving = Some(digest.to_owned());
+        true
+    }
+
+    /// A number that no other file of this process in `tmp` has.
+    fn number(&self) -> u64 {
+        let mut ledger = self.ledger();
+        ledger.temporary += 1;
+        ledger.temporary
     }
 
     /// A new file to write to, which is removed when it is dropped.
     pub(crate) fn temporary(&self) -> Result<Temporary, ImageError> {
-        let number = {
-            let mut ledger = self.ledger();
-            ledger.temporary += 1;
-            ledger.temporary
-        };
-        let path = self.tmp.join(format!("{}-{number}.part", std::process::id()));
+        let path = self.tmp.join(format!("{}-{}.part", std::process::id(), self.number()));
         let file = File::options()
             .read(true)
             .write(true)
@@ -149,7 +173,9 @@ impl Shelf {
 
         let path = self.path(&base.digest, base.format);
         let pin = {
-            let mut ledger = self.ledger();
+            let _files = self.files();
+            // None is leaving: whoever evicts has the files.
+            let pin = self.pin(&base.digest).ok_or(ImageError::Interrupted)?;
             // What is there already has the same content, and overlays may lie on it: it stays. One of
             // another size, or that `find` would refuse, is a damaged one; it is put right under a new inode.
             let is_there = fs::metadata(&path).is_ok_and(|meta| meta.is_file() && meta.len() == size);
@@ -157,7 +183,7 @@ impl Shelf {
                 fs::rename(&temporary.path, &path).map_err(failed("rename"))?;
                 temporary.placed = true;
             }
-            self.pin(&mut ledger, &base.digest)
+            pin
         };
         File::open(&self.base)
             .and_then(|dir| dir.sync_all())
@@ -193,24 +219,24 @@ impl Shelf {
             ledger.touched = Some(ledger.pins.keys().cloned().collect());
         }
         let in_use = (self.in_use)();
+        let files = self.files();
         let mut bases = self.bases()?;
         bases.sort_by_key(|base| base.used);
 
-        let mut ledger = self.ledger();
-        let touched = ledger.touched.take().unwrap_or_default();
-        let mut total = bases.iter().map(|base| base.size).sum::<u64>() + ledger.reserved;
+        let mut total = bases.iter().map(|base| base.size).sum::<u64>() + self.ledger().reserved;
         let (mut doomed, mut failed) = (Vec::new(), None);
         for base in bases {
             if total + wanted <= self.max_bytes {
                 break;
             }
-            if in_use.contains(&base.digest) || touched.contains(&base.digest) {
+            if in_use.contains(&base.digest) || !self.leaves(&base.digest) {
                 continue;
             }
             // Out of everyone's sight at once; giving its blocks back can take longer.
-            ledger.temporary += 1;
-            let away = self.tmp.join(format!("{}-{}.evicted", std::process::id(), ledger.temporary));
-            match fs::rename(&base.path, &away) {
+            let away = self.tmp.join(format!("{}-{}.evicted", std::process::id(), self.number()));
+            let moved = fs::rename(&base.path, &away);
+            self.ledger().leaving = None;
+            match moved {
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
                 Err(error) => {
@@ -223,7 +249,8 @@ impl Shelf {
             total -= base.size;
             doomed.push(away);
         }
-        drop(ledger);
+        self.ledger().touched = None;
+        drop(files);
         for path in doomed {
             if let Err(error) = fs::remove_file(&path) {
                 failed.get_or_insert(ImageError::cache("remove", &path)(error));
@@ -302,8 +329,9 @@ impl Reservation {
     }
 
     fn take(&mut self, more: u64) -> Result<bool, ImageError> {
-        let mut ledger = self.shelf.ledger();
+        let _files = self.shelf.files();
         let held: u64 = self.shelf.bases()?.iter().map(|base| base.size).sum();
+        let mut ledger = self.shelf.ledger();
         let fits = held.saturating_add(ledger.reserved).saturating_add(more) <= self.shelf.max_bytes;
         if fits {
             ledger.reserved += more;

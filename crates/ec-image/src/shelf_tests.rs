@@ -142,3 +142,58 @@ fn a_damaged_base_of_the_same_length_is_put_right() {
     put(&shelf, 'a', 1024).unwrap();
     assert!(shelf.find(&digest('a')).is_some());
 }
+
+#[test]
+fn who_lets_go_or_looks_does_not_wait_for_files_that_do_not_answer() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 4 * 512, &[]);
+    let landed = put(&shelf, 'a', 512).unwrap();
+    let mut room = shelf.reservation();
+    room.cover(512, true).unwrap();
+    // As long as a rename, or a look at all of them, that does not come back.
+    let hangs = shelf.files();
+    let (told, done) = std::sync::mpsc::channel();
+    let by = Arc::clone(&shelf);
+    let letting_go = std::thread::spawn(move || {
+        drop((landed, room));
+        told.send(by.find(&digest('a')).is_some()).ok();
+    });
+    let found = done.recv_timeout(std::time::Duration::from_secs(10));
+    drop(hangs);
+    letting_go.join().unwrap();
+    assert_eq!(found, Ok(true));
+}
+
+#[test]
+fn what_is_leaving_is_not_found_and_what_was_found_does_not_leave() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 4 * 512, &[]);
+    drop(put(&shelf, 'a', 512).unwrap());
+    shelf.ledger().touched = Some(HashSet::new());
+    assert!(shelf.leaves(&digest('a')));
+    assert!(shelf.find(&digest('a')).is_none(), "its file may go at any moment");
+    shelf.ledger().leaving = None;
+    drop(shelf.find(&digest('a')).unwrap());
+    assert!(!shelf.leaves(&digest('a')), "an overlay may lie on it by now");
+}
+
+#[test]
+fn of_many_who_fetch_and_look_at_once_each_has_what_it_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = shelf(dir.path(), 3 * 512, &[]);
+    std::thread::scope(|scope| {
+        for letter in ['a', 'b', 'c', 'd'] {
+            let shelf = &shelf;
+            scope.spawn(move || {
+                for _ in 0..50 {
+                    let landed = shelf.find(&digest(letter)).or_else(|| put(shelf, letter, 512).ok());
+                    std::thread::yield_now();
+                    assert!(landed.is_none_or(|landed| landed.base.path.is_file()));
+                }
+            });
+        }
+    });
+    let ledger = shelf.ledger();
+    assert!(ledger.reserved == 0 && ledger.pins.is_empty());
+    assert!(shelf.bases().unwrap().len() <= 3);
+}
