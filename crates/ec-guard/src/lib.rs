@@ -30,6 +30,7 @@ use std::{
 use ec_model::MacAddr;
 
 use have::Have;
+use nft::Failed;
 pub use plan::{Subnet, Want};
 
 /// Elements of a port that is not there may be of a guest that another agent is about to start.
@@ -96,7 +97,7 @@ struct Memory {
 impl Guard {
     /// Whether rules can be here. Changes nothing.
     pub fn probe() -> Result<(), GuardError> {
-        nft::run(&["-c", "-f", "-"], &rules::load()).map(drop)
+        Ok(nft::run(&["-c", "-f", "-"], &rules::load()).map(drop)?)
     }
 
     /// Whether this process has seen its rules in place.
@@ -156,10 +157,10 @@ impl Guard {
                     self.memory().admitted.extend(by_name(all));
                     return Ok(());
                 }
-                Err(GuardError::Refused(why)) => {
+                Err(Failed::Refused(why)) => {
                     tracing::debug!(error = why, "admitting a guest the long way")
                 }
-                Err(error) => return Err(error),
+                Err(Failed::Told(error)) => return Err(error),
             }
         }
         self.apply(want, Goes::Only(BTreeSet::new()))
@@ -189,8 +190,8 @@ impl Guard {
             }
             match nft::run(&["-f", "-"], &script) {
                 Ok(_) => return Ok(()),
-                Err(GuardError::Refused(why)) => refused = Some(why),
-                Err(error) => return Err(error),
+                Err(Failed::Refused(why)) => refused = Some(why),
+                Err(Failed::Told(error)) => return Err(error),
             }
         }
         Err(GuardError::Refused(refused.unwrap_or_default()))
@@ -227,8 +228,8 @@ impl Guard {
                 }
                 Ok(_) => return Ok(()),
                 // Somebody was in between: what was to be deleted is gone, or what was there is flushed.
-                Err(GuardError::Refused(why)) => refused = Some(why),
-                Err(error) => return Err(error),
+                Err(Failed::Refused(why)) => refused = Some(why),
+                Err(Failed::Told(error)) => return Err(error),
             }
         }
         Err(GuardError::Refused(refused.unwrap_or_default()))
@@ -355,11 +356,11 @@ fn list() -> Result<Have, GuardError> {
     for family in rules::FAMILIES {
         match nft::run(&["-j", "list", "table", family, rules::TABLE], "") {
             Ok(json) => have.read(&json).map_err(GuardError::Refused)?,
-            Err(GuardError::Refused(why)) => {
+            Err(Failed::Refused(why)) => {
                 tracing::trace!(family, error = why, "no such table");
                 complete = false;
             }
-            Err(error) => return Err(error),
+            Err(Failed::Told(error)) => return Err(error),
         }
     }
     if !complete {
