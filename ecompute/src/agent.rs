@@ -178,7 +178,7 @@ pub async fn assemble(
         troubles: watch::Sender::default(),
         registered: watch::Sender::default(),
         calls,
-        health: Asked::default(),
+        health: health::Questions::default(),
         disks: Arc::default(),
         capacity: Asked::default(),
         measured: Mutex::default(),

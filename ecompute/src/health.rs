@@ -1,15 +1,25 @@
 //! Whether this host is fit for new work: measured again and again, told in the node's record, and felt by placement, which is
 //! offered no processor while it is not.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use ec_hypervisor::FirstDirectory;
 use ec_model::Trouble;
 use ec_plan::host::{Measured, Room, judge};
+use ec_runtime::Host;
 use nix::sys::statvfs::{FsFlags, Statvfs, statvfs};
 use tokio_util::sync::CancellationToken;
 
-use crate::{config::Settings, inventory::existing, parts::Parts, storage};
+use crate::{
+    config::Settings,
+    inventory::existing,
+    parts::Parts,
+    storage::{self, Asked},
+};
 
 /// Between two looks at the host.
 const PERIOD: Duration = Duration::from_secs(10);
@@ -29,20 +39,33 @@ pub(crate) async fn watch(parts: &Parts, stop: CancellationToken) {
     }
 }
 
+/// The questions that a look asks, each of its own: one that is not answered keeps no other from its answer.
+#[derive(Default)]
+pub(crate) struct Questions {
+    memory: Asked<Memory>,
+    places: [Asked<Option<Seen>>; 3],
+    storage: Asked<Option<String>>,
+}
+
+/// What is left of memory, and what waited for it.
+type Memory = (Option<Room>, Option<f64>);
+
+/// What was seen of a file system.
+#[derive(Debug, Clone, PartialEq)]
+struct Seen {
+    place: String,
+    room: Room,
+    is_read_only: bool,
+}
+
 /// Looks once.
 pub(crate) async fn look(parts: &Parts) {
-    let settings = parts.settings.clone();
-    let (disks, first) = (settings.disks(parts.node), Arc::clone(&parts.disks));
-    let clock_behind = parts.placement.clock_ahead();
-    let look = move || {
-        let measured = measure(&settings, clock_behind);
-        Measured { unwritable: measured.unwritable.or_else(|| is_another(&disks, &first)), ..measured }
-    };
-    let asked = parts.health.ask(&parts.host, look).await;
-    let measured = asked.unwrap_or_else(|before| Measured {
-        unwritable: Some(storage::silent(&parts.settings.storage())),
-        ..before.unwrap_or_default()
-    });
+    let (settings, first) = (parts.settings.clone(), Arc::clone(&parts.disks));
+    let disks = settings.disks(parts.node);
+    let gone = move || gone(&settings).or_else(|| is_another(&disks, &first));
+    let places = places(&parts.settings);
+    let measured = parts.health.measured(&parts.host, places, seen, gone).await;
+    let measured = Measured { clock_behind: parts.placement.clock_ahead(), ..measured };
     let before = parts.troubles.borrow().clone();
     let now = judge(&measured, &before, parts.host.now());
     if now == before {
@@ -59,25 +82,74 @@ pub(crate) async fn look(parts: &Parts) {
 
 /// The troubles that a host of these settings is in at this moment, as far as it can tell without asking anybody.
 pub(crate) fn troubles(settings: &Settings) -> Vec<Trouble> {
-    judge(&measure(settings, None), &[], ec_runtime::Host::default().now())
+    judge(&measure(settings, None), &[], Host::default().now())
+}
+
+impl Questions {
+    /// What all of them answer. Of a place that does not, it is as it was seen last, but that nothing can be written there.
+    async fn measured(
+        &self,
+        host: &Host,
+        places: [PathBuf; 3],
+        seen: impl Fn(&Path) -> Option<Seen> + Clone + Send + 'static,
+        gone: impl FnOnce() -> Option<String> + Send + 'static,
+    ) -> Measured {
+        let of_places = self.places.iter().zip(&places).map(|(asked, place)| {
+            let (seen, place) = (seen.clone(), place.clone());
+            asked.ask(host, move || seen(&place))
+        });
+        let (memory, of_places, gone) = tokio::join!(
+            self.memory.ask(host, memory),
+            futures::future::join_all(of_places),
+            self.storage.ask(host, gone),
+        );
+        let silent = of_places.iter().zip(&places).find(|(answer, _)| answer.is_err());
+        // Whether storage is there is asked of the records, too: where those are silent, it is they.
+        let silent = silent.map(|(_, place)| place).or_else(|| gone.is_err().then_some(&places[0]));
+        let silent = silent.map(|place| storage::silent(place));
+        let known: Vec<Seen> =
+            of_places.into_iter().filter_map(|answer| answer.unwrap_or_else(Option::flatten)).collect();
+        put_together(memory.unwrap_or_else(Option::unwrap_or_default), known, silent.or(gone.ok().flatten()))
+    }
+}
+
+/// Where guests' disks, images and the agent's records are written.
+fn places(settings: &Settings) -> [PathBuf; 3] {
+    [settings.storage(), settings.images.clone(), settings.state_dir.clone()]
 }
 
 fn measure(settings: &Settings, clock_behind: Option<i64>) -> Measured {
+    let known = places(settings).iter().filter_map(|place| seen(place)).collect();
+    Measured { clock_behind, ..put_together(memory(), known, gone(settings)) }
+}
+
+fn put_together((memory, memory_stall): Memory, known: Vec<Seen>, gone: Option<String>) -> Measured {
+    let read_only = known.iter().find(|seen| seen.is_read_only);
+    let unwritable =
+        gone.or_else(|| read_only.map(|seen| format!("the file system of {} is read-only", seen.place)));
+    let disks = known.into_iter().map(|seen| (seen.place, seen.room)).collect();
+    Measured { memory, memory_stall, disks, unwritable, clock_behind: None }
+}
+
+fn memory() -> Memory {
     let memory = sysinfo::System::new().ok().map(|mut system| {
         system.refresh_memory();
         Room { left: system.available_memory(), total: system.total_memory() }
     });
     let stall = std::fs::read_to_string("/proc/pressure/memory").ok().as_deref().and_then(full_of_a_minute);
-    let places = [&settings.storage(), &settings.images, &settings.state_dir].map(|place| existing(place));
-    let known: Vec<_> =
-        places.iter().filter_map(|place| Some((place, statvfs(place.as_path()).ok()?))).collect();
-    let disks = known.iter().map(|(place, stat)| (place.display().to_string(), room(stat))).collect();
-    let gone = storage::check(settings).err();
-    let read_only = known.iter().find(|(_, stat)| stat.flags().contains(FsFlags::ST_RDONLY));
-    let unwritable = gone.map(|why| ec_runtime::exit::chain(&why)).or_else(|| {
-        read_only.map(|(place, _)| format!("the file system of {} is read-only", place.display()))
-    });
-    Measured { memory, memory_stall: stall, disks, unwritable, clock_behind }
+    (memory, stall)
+}
+
+fn seen(place: &Path) -> Option<Seen> {
+    let place = existing(place);
+    let stat = statvfs(place.as_path()).ok()?;
+    let is_read_only = stat.flags().contains(FsFlags::ST_RDONLY);
+    Some(Seen { place: place.display().to_string(), room: room(&stat), is_read_only })
+}
+
+/// Why what guests' disks lie on cannot serve.
+fn gone(settings: &Settings) -> Option<String> {
+    storage::check(settings).err().map(|why| ec_runtime::exit::chain(&why))
 }
 
 /// That guests' disks are looked for in another directory than at first, whatever lies in it: nothing is known of guests then.
@@ -114,5 +186,36 @@ mod tests {
         let measured = measure(&settings, Some(3));
         assert!(measured.memory.is_some_and(|room| 0 < room.left && room.left < room.total));
         assert_eq!((measured.disks.len(), measured.clock_behind), (3, Some(3)));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn of_several_file_systems_that_one_is_told_that_does_not_answer_and_the_others_are_measured() {
+        let (questions, host) = (Questions::default(), Host::default());
+        let (answer, waits) = std::sync::mpsc::channel::<()>();
+        let waits = Arc::new(std::sync::Mutex::new(waits));
+        let seen = move |place: &Path| {
+            if place == Path::new("/images") {
+                waits.lock().unwrap().recv().ok();
+            }
+            let room = Room { left: 1, total: 2 };
+            Some(Seen { place: place.display().to_string(), room, is_read_only: false })
+        };
+        let places = ["/disks", "/images", "/state"].map(PathBuf::from);
+        let asked = questions.measured(&host, places, seen, || None);
+        // Once the others have answered.
+        let later = async {
+            for _ in 0..300 {
+                std::thread::sleep(Duration::from_millis(1));
+                tokio::task::yield_now().await;
+            }
+            tokio::time::advance(storage::ANSWERS_IN).await;
+        };
+        let (measured, ()) = tokio::join!(asked, later);
+        drop(answer);
+        let why = measured.unwritable.unwrap();
+        assert!(why.contains("the file system of /images has not answered"), "{why}");
+        let known: Vec<_> = measured.disks.into_iter().map(|(place, _)| place).collect();
+        assert_eq!(known, ["/disks", "/state"]);
+        assert!(measured.memory.is_some());
     }
 }

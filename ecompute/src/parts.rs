@@ -11,7 +11,6 @@ use ec_image::ImageCache;
 use ec_metadata::{Account, RecordDir};
 use ec_model::{InstanceId, NodeId, Resources, Trouble};
 use ec_placement_client::PlacementClient;
-use ec_plan::host::Measured;
 use ec_runtime::Host;
 use ec_store::Store;
 use tokio::sync::{mpsc, watch};
@@ -19,6 +18,7 @@ use tokio::sync::{mpsc, watch};
 use crate::{
     calls::Calls,
     config::Settings,
+    health::Questions,
     inventory,
     jobs::Jobs,
     port::{Inquiry, Recent, Streams},
@@ -54,7 +54,7 @@ pub struct Parts {
     /// What of the host keeps new work away.
     pub troubles: watch::Sender<Vec<Trouble>>,
     /// What was measured of its file systems, for that.
-    pub(crate) health: Asked<Measured>,
+    pub(crate) health: Questions,
     /// In which directory guests' disks were first looked for.
     pub(crate) disks: Arc<FirstDirectory>,
     /// What was measured of what it has to give, and whether its storage was there.
