@@ -14,7 +14,10 @@ use hyper::{
     body::{Bytes, Incoming},
 };
 use nix::sys::socket::{getsockopt, sockopt};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::{
+    net::{TcpListener, TcpStream},
+    sync::Semaphore,
+};
 use tokio_util::sync::CancellationToken;
 
 use crate::{Caller, MetadataService, Origin, caller::by_mark};
@@ -31,6 +34,10 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(30);
 const QUESTIONS_MAX: usize = 64;
 /// Nobody else is let in meanwhile: a program that never tells who asks is not waited for.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Records on a file system that does not answer are waited for so long, and asked anew by a guest that has patience.
+const ANSWER_TIMEOUT: Duration = Duration::from_secs(10);
+/// So many threads may wait for such records: the program that this is part of has need of the others.
+const ANSWERS_MAX: usize = 64;
 /// The least that hyper takes; a request of ours has a few hundred bytes.
 const HEAD_MAX: usize = 8192;
 const HEADERS_MAX: usize = 64;
@@ -61,7 +68,7 @@ pub(crate) async fn run(
         // Who says that nothing more will come still waits for the answer.
         half_close: true,
     };
-    let door = Arc::new(Door { service, by_port });
+    let door = Arc::new(Door { service, by_port, places: Arc::new(Semaphore::new(ANSWERS_MAX)) });
     ec_serve::serve(&listener, Transport::Plain, bounds, door, stop).await.finish(DRAIN).await;
     listener
 }
@@ -70,6 +77,7 @@ pub(crate) async fn run(
 struct Door {
     service: MetadataService,
     by_port: Arc<ByPort>,
+    places: Arc<Semaphore>,
 }
 
 impl Serves for Door {
@@ -99,14 +107,29 @@ impl Serves for Door {
         let service = self.service.clone();
         // The body is never read: no request of ours has one.
         let request = request.map(drop);
-        let answered = tokio::task::spawn_blocking(move || service.answer(&caller, &request)).await;
-        match answered {
-            Ok(response) => response.map(Full::from),
-            Err(error) => {
+        let answered = async {
+            // Never closed. It goes when the thread is free again, and not when nobody waits for it any more.
+            let place = Arc::clone(&self.places).acquire_owned().await;
+            let answer = move || {
+                let _place = place;
+                service.answer(&caller, &request)
+            };
+            tokio::task::spawn_blocking(answer).await
+        };
+        let nothing = |status| {
+            let mut response = Response::new(Full::default());
+            *response.status_mut() = status;
+            response
+        };
+        match tokio::time::timeout(ANSWER_TIMEOUT, answered).await {
+            Ok(Ok(response)) => response.map(Full::from),
+            Ok(Err(error)) => {
                 tracing::error!(%error, "answering a request failed");
-                let mut response = Response::new(Full::default());
-                *response.status_mut() = StatusCode::INTERNAL_SERVER_ERROR;
-                response
+                nothing(StatusCode::INTERNAL_SERVER_ERROR)
+            }
+            Err(_) => {
+                tracing::warn!(peer = %caller.address, "this host's records of guests do not answer");
+                nothing(StatusCode::SERVICE_UNAVAILABLE)
             }
         }
     }

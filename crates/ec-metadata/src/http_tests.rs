@@ -191,3 +191,33 @@ async fn the_server_ends_with_connections_open_and_gives_its_listener_back() {
     assert!(begun.elapsed() < DRAIN * 2);
     drop((idle, asking));
 }
+
+#[tokio::test(start_paused = true)]
+async fn records_that_do_not_answer_hold_so_many_threads_and_who_asks_is_told() {
+    let (ends, waits) = std::sync::mpsc::channel::<()>();
+    let (waits, asked) = (std::sync::Mutex::new(waits), Arc::new(std::sync::atomic::AtomicUsize::new(0)));
+    let counted = Arc::clone(&asked);
+    let service = MetadataService::new(move |_| {
+        counted.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        waits.lock().unwrap().recv().ok();
+        Ok::<_, String>(None)
+    });
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    tokio::spawn(run(listener, service, Arc::new(|_| Ok(Origin::Stranger)), CancellationToken::new()));
+    for _ in 0..=ANSWERS_MAX {
+        let asks = talk(address, b"GET / HTTP/1.0\r\n\r\n");
+        let passes = async {
+            std::thread::sleep(Duration::from_millis(5));
+            for _ in 0..100 {
+                tokio::task::yield_now().await;
+                std::thread::sleep(Duration::from_micros(100));
+            }
+            tokio::time::advance(ANSWER_TIMEOUT).await;
+        };
+        let (answer, ()) = tokio::join!(asks, passes);
+        assert!(answer.starts_with(b"HTTP/1.0 503"), "{answer:?}");
+    }
+    drop(ends);
+    assert_eq!(asked.load(std::sync::atomic::Ordering::Relaxed), ANSWERS_MAX);
+}

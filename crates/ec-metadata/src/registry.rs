@@ -16,16 +16,76 @@ use std::{
     io,
     os::unix::fs::{DirBuilderExt, MetadataExt, symlink},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Condvar, Mutex, PoisonError, mpsc},
+    thread,
+    time::{Duration, Instant},
 };
 
 use ec_model::MacAddr;
 use sha2::{Digest, Sha256};
 
-use crate::{InstanceRecord, RecordDir, RecordFileError};
+use crate::{InstanceRecord, RecordDir, RecordFileError, records::failed};
 
 /// Where servers of this host find each other.
 pub(crate) const DIRECTORY: &str = "/run/ecompute/metadata";
+
+/// Records of others that are there answer in less. They lie on file systems of others, of which one may not answer at all: guests
+/// of all agents of the host would wait for it.
+const ANSWERS_IN: Duration = Duration::from_secs(2);
+
+/// The records of another agent of this host. They are asked one question at a time: each that is not answered holds a thread.
+#[derive(Debug, Clone)]
+struct Foreign {
+    records: RecordDir,
+    /// When the question was asked that is under way.
+    asked: Arc<(Mutex<Option<Instant>>, Condvar)>,
+}
+
+impl Foreign {
+    fn new(path: &Path) -> Self {
+        Self { records: RecordDir::reader(path), asked: Arc::default() }
+    }
+
+    /// What they answer to that; an error where they do not, at once where somebody waits for them in vain already.
+    fn ask<T: Send + 'static>(
+        &self,
+        question: impl FnOnce(&RecordDir) -> Result<T, RecordFileError> + Send + 'static,
+    ) -> Result<T, RecordFileError> {
+        let failed = |source| failed("read", self.records.directory())(source);
+        let (asked, answered) = &*self.asked;
+        let mut under_way = asked.lock().unwrap_or_else(PoisonError::into_inner);
+        while let Some(since) = *under_way {
+            let left = ANSWERS_IN.saturating_sub(since.elapsed());
+            if left.is_zero() {
+                return Err(failed(io::ErrorKind::TimedOut.into()));
+            }
+            let waited = answered.wait_timeout(under_way, left);
+            under_way = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        *under_way = Some(Instant::now());
+        drop(under_way);
+        let (done, answer) = mpsc::channel();
+        let (records, over) = (self.records.clone(), Over(Arc::clone(&self.asked)));
+        let begun = thread::Builder::new().spawn(move || {
+            let said = question(&records);
+            drop(over);
+            done.send(said).ok();
+        });
+        begun.map_err(failed)?;
+        answer.recv_timeout(ANSWERS_IN).unwrap_or_else(|_| Err(failed(io::ErrorKind::TimedOut.into())))
+    }
+}
+
+/// The question is not under way any more once this is dropped, however it ended.
+struct Over(Arc<(Mutex<Option<Instant>>, Condvar)>);
+
+impl Drop for Over {
+    fn drop(&mut self) {
+        let (asked, answered) = &*self.0;
+        *asked.lock().unwrap_or_else(PoisonError::into_inner) = None;
+        answered.notify_one();
+    }
+}
 
 /// The records of this server, and those of all others of this host.
 #[derive(Debug, Clone)]
@@ -34,7 +94,7 @@ pub(crate) struct Sources {
     own: RecordDir,
     /// Where there is no such place, there are no others.
     place: Option<PathBuf>,
-    readers: Arc<Mutex<HashMap<PathBuf, RecordDir>>>,
+    readers: Arc<Mutex<HashMap<PathBuf, Foreign>>>,
 }
 
 impl Sources {
@@ -59,8 +119,9 @@ impl Sources {
         }
         DirBuilder::new().recursive(true).mode(0o700).create(place)?;
         for entry in fs::read_dir(place)?.flatten() {
-            // Follows the link: its records may be gone.
-            if !entry.path().exists() {
+            let Ok(path) = fs::read_link(entry.path()) else { continue };
+            // Records that do not answer may be there.
+            if let Ok(false) = Foreign::new(&path).ask(|records| Ok(records.directory().exists())) {
                 fs::remove_file(entry.path()).or_else(ignore_absence)?;
             }
         }
@@ -70,39 +131,44 @@ impl Sources {
         })
     }
 
-    /// Bridges and records, our own first.
-    fn all(&self) -> Vec<(String, RecordDir)> {
-        let mut all = vec![(self.bridge.clone(), self.own.clone())];
+    /// Bridges and records of the others.
+    fn others(&self) -> Vec<(String, Foreign)> {
         let entries = self.place.as_ref().and_then(|place| fs::read_dir(place).ok());
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut found = HashMap::new();
+        let (mut others, mut found) = (Vec::new(), HashMap::new());
         for entry in entries.into_iter().flatten().flatten() {
             let (Ok(path), Ok(name)) = (fs::read_link(entry.path()), entry.file_name().into_string()) else {
                 continue;
             };
             let Some((bridge, _)) = name.rsplit_once('.') else { continue };
-            let reader = readers.remove(&path).unwrap_or_else(|| RecordDir::reader(&path));
+            let known = found.get(&path).cloned().or_else(|| readers.remove(&path));
+            let reader = known.unwrap_or_else(|| Foreign::new(&path));
             if path != self.own.directory() || bridge != self.bridge {
-                all.push((bridge.to_owned(), reader.clone()));
+                others.push((bridge.to_owned(), reader.clone()));
             }
             found.insert(path, reader);
         }
         *readers = found;
-        all
+        others
     }
 
     pub(crate) fn bridges(&self) -> Vec<String> {
-        let mut bridges: Vec<String> = self.all().into_iter().map(|(bridge, _)| bridge).collect();
+        let mut bridges: Vec<String> = std::iter::once(self.bridge.clone())
+            .chain(self.others().into_iter().map(|(bridge, _)| bridge))
+            .collect();
         bridges.dedup();
         bridges
     }
 
     /// The record of the guest with this hardware address.
     pub(crate) fn find_by_mac(&self, mac: MacAddr) -> Result<Option<InstanceRecord>, RecordFileError> {
+        if let Some(record) = self.own.find_by_mac(mac)? {
+            return Ok(Some(record));
+        }
         let mut passed_over = None;
-        for (_, records) in self.all() {
-            let found = self.or_passed_over(&records, records.find_by_mac(mac), &mut passed_over)?;
-            if let Some(record) = found {
+        for (_, other) in self.others() {
+            let answer = other.ask(move |records| records.find_by_mac(mac));
+            if let Some(record) = or_passed_over(answer, &mut passed_over) {
                 return Ok(Some(record));
             }
         }
@@ -111,9 +177,11 @@ impl Sources {
 
     /// The hardware addresses of all guests whose ports give this mark: one, as good as always.
     pub(crate) fn macs_of_mark(&self, mark: u32) -> Result<Vec<MacAddr>, RecordFileError> {
-        let (mut macs, mut passed_over) = (Vec::new(), None);
-        for (_, records) in self.all() {
-            macs.extend(self.or_passed_over(&records, records.macs_of_mark(mark), &mut passed_over)?);
+        let (mut macs, mut passed_over) = (self.own.macs_of_mark(mark)?, None);
+        // Also where there is one of our own: two guests with one mark are told apart only where both are known.
+        for (_, other) in self.others() {
+            let answer = other.ask(move |records| records.macs_of_mark(mark));
+            macs.extend(or_passed_over(answer, &mut passed_over));
         }
         if macs.is_empty()
             && let Some(error) = passed_over
@@ -124,23 +192,18 @@ impl Sources {
         macs.dedup();
         Ok(macs)
     }
+}
 
-    /// What one of the sources answers. Others that cannot be read take nothing away from the guests that are found elsewhere.
-    fn or_passed_over<T: Default>(
-        &self,
-        records: &RecordDir,
-        answer: Result<T, RecordFileError>,
-        passed_over: &mut Option<RecordFileError>,
-    ) -> Result<T, RecordFileError> {
-        answer.or_else(|error| {
-            if records.directory() == self.own.directory() {
-                return Err(error);
-            }
-            tracing::debug!(%error, cause = %error.source, "passed over the records of another agent of this host");
-            *passed_over = Some(error);
-            Ok(T::default())
-        })
-    }
+/// What others answer. Those that cannot be read take nothing away from the guests that are found elsewhere.
+fn or_passed_over<T: Default>(
+    answer: Result<T, RecordFileError>,
+    passed_over: &mut Option<RecordFileError>,
+) -> T {
+    answer.unwrap_or_else(|error| {
+        tracing::debug!(%error, cause = %error.source, "passed over the records of another agent of this host");
+        *passed_over = Some(error);
+        T::default()
+    })
 }
 
 fn ignore_absence(error: io::Error) -> io::Result<()> {
@@ -151,6 +214,8 @@ fn ignore_absence(error: io::Error) -> io::Result<()> {
 mod tests {
     use ec_guard::ports::mark_of;
     use ec_model::InstanceId;
+
+    use std::fs::File;
 
     use super::*;
     use crate::RECORD_VERSION;
@@ -242,5 +307,30 @@ mod tests {
         let sources = Sources::new("br1".into(), records, &root.path().join("file/run"));
         assert!(sources.register().is_err());
         assert_eq!(sources.find_by_mac(record(1).macs[0]).unwrap(), Some(record(1)));
+    }
+
+    #[test]
+    fn records_of_another_that_do_not_answer_are_waited_for_once() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("run");
+        let open = |name: &str| RecordDir::open(root.path().join(name)).unwrap();
+        let (own, silent) = (open("own"), open("silent"));
+        own.put(&record(1)).unwrap();
+        silent.put(&record(2)).unwrap();
+        // Whoever reads it waits until somebody writes.
+        let hangs = root.path().join(format!("silent/{}.json", record(3).instance));
+        assert!(std::process::Command::new("mkfifo").arg(&hangs).status().unwrap().success());
+        Sources::new("br1".into(), silent, &place).register().unwrap();
+        let sources = Sources::new("br1".into(), own, &place);
+        let mac = |number| record(number).macs[0];
+        let (told, done) = mpsc::channel();
+        let asking = thread::spawn(move || {
+            let found = [(); 5].map(|()| sources.macs_of_mark(mark_of(mac(1))).ok());
+            told.send((found, sources.find_by_mac(mac(2)).is_err())).ok();
+        });
+        let found = done.recv_timeout(ANSWERS_IN * 3);
+        drop(File::options().read(true).write(true).open(&hangs).unwrap());
+        assert_eq!(found.unwrap(), ([(); 5].map(|()| Some(vec![mac(1)])), true));
+        asking.join().unwrap();
     }
 }
