@@ -267,14 +267,14 @@ impl Inner {
             // Whose turn it is it knows itself: who is slow gives it up.
             Source::Http(_) => self.origin.bring(ground, wanted, state).await,
             Source::Object(url) => {
-                let _turn = self.turns.take().await?;
+                let _turn = self.turns.take(&state).await?;
                 let store = self.store_of(&url, &wanted.label)?;
                 let came = |bytes| self.origin.came(bytes);
                 let times = (self.stall_timeout, self.patience);
                 store::bring(store, ground, wanted, state, times, came).await
             }
             Source::File { path, .. } => {
-                let _turn = self.turns.take().await?;
+                let _turn = self.turns.take(&state).await?;
                 let local = Arc::clone(&self.local);
                 let url = wanted.label.clone();
                 let brought = local::bring(&self.host, local, ground, wanted, path.clone(), state).await;

@@ -2,6 +2,7 @@
 //! tried again from where it ended; cut off where nothing comes any more, or next to nothing. There is no
 //! limit on the whole time: a big image over a slow line takes what it takes. But while others wait for their turn,
 //! what comes slowly goes behind them, and goes on from where it was when its turn comes again, where its server lets it.
+//! A turn is needed for what is received, and not for being told that nothing changed, or that nothing is there.
 //!
 //! No proxy is used, whatever the environment says: a proxy resolves names itself, and so would be a way
 //! around [`Addresses`].
@@ -16,7 +17,7 @@ use std::{
 
 use reqwest::{Client, Response, StatusCode, header, redirect};
 use tokio::{
-    sync::{OnceCell, mpsc, watch},
+    sync::{OnceCell, SemaphorePermit, mpsc, watch},
     time::timeout,
 };
 use url::Url;
@@ -58,6 +59,16 @@ pub(crate) struct Origin {
     turns: Turns,
     /// Bytes that came.
     downloaded: AtomicU64,
+}
+
+/// How far the tries have come.
+struct Course<'a> {
+    /// What the cache has of it.
+    known: Option<(Entry, Landed)>,
+    partial: Option<Partial>,
+    /// How many bytes of the image were there at the end of the last try.
+    reached: u64,
+    turn: Option<SemaphorePermit<'a>>,
 }
 
 /// What came before the connection broke, and how to ask for the rest of the same.
@@ -123,23 +134,26 @@ impl Origin {
         state: watch::Sender<State>,
     ) -> Result<Landed, ImageError> {
         let (look_in, look_for) = (ground.clone(), wanted.clone());
-        let mut known = tokio::task::spawn_blocking(move || look_in.known(&look_for))
+        let known = tokio::task::spawn_blocking(move || look_in.known(&look_for))
             .await
             .map_err(|_| ImageError::Interrupted)?;
-        let mut partial: Option<Partial> = None;
+        let mut course = Course { known, partial: None, reached: 0, turn: None };
         let mut tries = Tries::new();
         loop {
-            let mut reached = 0;
-            let asked = Instant::now();
-            let turn = self.turns.take().await?;
-            tries.waited(asked.elapsed());
-            let outcome =
-                self.attempt(&ground, &wanted, &state, &mut known, &mut partial, &mut reached).await;
-            drop(turn);
+            course.reached = 0;
+            let outcome = self.attempt(&ground, &wanted, &state, &mut course).await;
+            course.turn = None;
             let error = match outcome {
+                Ok(Some(landed)) => return Ok(landed),
+                Ok(None) => {
+                    let asked = Instant::now();
+                    course.turn = Some(self.turns.take(&state).await?);
+                    tries.waited(asked.elapsed());
+                    continue;
+                }
                 Err(error) => error,
-                landed => return landed,
             };
+            let (known, reached) = (&course.known, course.reached);
             let patience =
                 if known.is_some() { self.patience.min(PATIENCE_WITH_COPY) } else { self.patience };
             if error.is_of_the_way()
@@ -149,7 +163,7 @@ impl Origin {
                 tokio::time::sleep(pause).await;
                 continue;
             }
-            return match known {
+            return match course.known {
                 Some((_, landed)) if error.origin_is_away() => {
                     tracing::warn!(
                         url = wanted.label, digest = landed.base.digest, %error,
@@ -162,22 +176,20 @@ impl Origin {
         }
     }
 
-    /// One try. `reached` tells how many bytes of the image were there at its end.
-    async fn attempt(
-        &self,
+    /// One try. Nothing where the image would come, and all turns are taken: that connection is not kept open while it waits.
+    async fn attempt<'a>(
+        &'a self,
         ground: &Ground,
         wanted: &Wanted,
         state: &watch::Sender<State>,
-        known: &mut Option<(Entry, Landed)>,
-        partial: &mut Option<Partial>,
-        reached: &mut u64,
-    ) -> Result<Landed, ImageError> {
+        course: &mut Course<'a>,
+    ) -> Result<Option<Landed>, ImageError> {
         let mut request = self.client().await?.get(wanted.source.url().clone());
-        if let Some(partial) = &*partial {
+        if let Some(partial) = &course.partial {
             request = request
                 .header(header::RANGE, format!("bytes={}-", partial.landing.received()))
                 .header(header::IF_RANGE, &partial.strong);
-        } else if let Some((entry, _)) = &*known {
+        } else if let Some((entry, _)) = &course.known {
             if let Some(etag) = &entry.validators.etag {
                 request = request.header(header::IF_NONE_MATCH, etag);
             }
@@ -190,38 +202,45 @@ impl Origin {
             Err(_) => return Err(ImageError::Stalled { url: wanted.label.clone(), after: self.window() }),
         };
         let status = || ImageError::Status { url: wanted.label.clone(), status: response.status().as_u16() };
+        let is_begun = course.partial.is_some();
         match response.status() {
+            StatusCode::OK | StatusCode::PARTIAL_CONTENT if !self.has_turn(course) => Ok(None),
             StatusCode::OK => {
                 // What the cache has is out of date, and what came before is not the beginning of this: neither
                 // must keep the room that this one needs.
-                *known = None;
-                *partial = None;
-                self.receive(response, None, ground, wanted, state, partial, reached).await
+                course.known = None;
+                course.partial = None;
+                self.receive(response, None, ground, wanted, state, course).await.map(Some)
             }
-            StatusCode::PARTIAL_CONTENT => match partial.take() {
+            StatusCode::PARTIAL_CONTENT => match course.partial.take() {
                 Some(begun) if continues(&response, &begun) => {
-                    self.receive(response, Some(begun), ground, wanted, state, partial, reached).await
+                    self.receive(response, Some(begun), ground, wanted, state, course).await.map(Some)
                 }
                 // An answer to another question: the next try asks for all of it.
                 Some(_) => Err(broken_off(wanted, 0, None)),
                 None => Err(status()),
             },
             // The rest that was asked for is not there: the next try asks for all of it.
-            StatusCode::RANGE_NOT_SATISFIABLE if partial.is_some() => {
-                let begun =
-                    partial.take().map(|partial| (partial.landing.received(), partial.landing.expected()));
+            StatusCode::RANGE_NOT_SATISFIABLE if is_begun => {
+                let begun = course.partial.take();
+                let begun = begun.map(|partial| (partial.landing.received(), partial.landing.expected()));
                 let (received, expected) = begun.unwrap_or_default();
                 Err(broken_off(wanted, received, expected))
             }
-            StatusCode::NOT_MODIFIED => match known {
-                Some((_, landed)) => Ok(landed.clone()),
+            StatusCode::NOT_MODIFIED => match &course.known {
+                Some((_, landed)) => Ok(Some(landed.clone())),
                 None => Err(status()),
             },
             _ => Err(status()),
         }
     }
 
-    #[expect(clippy::too_many_arguments, reason = "one step of `attempt`, with all that it knows")]
+    /// Whether it is its turn, or one is free.
+    fn has_turn<'a>(&'a self, course: &mut Course<'a>) -> bool {
+        course.turn = course.turn.take().or_else(|| self.turns.at_once());
+        course.turn.is_some()
+    }
+
     async fn receive(
         &self,
         mut response: Response,
@@ -229,8 +248,7 @@ impl Origin {
         ground: &Ground,
         wanted: &Wanted,
         state: &watch::Sender<State>,
-        partial: &mut Option<Partial>,
-        reached: &mut u64,
+        course: &mut Course<'_>,
     ) -> Result<Landed, ImageError> {
         let (landing, expected, validators, strong) = match begun {
             Some(begun) => {
@@ -240,13 +258,16 @@ impl Origin {
             None => (None, response.content_length(), validators(&response), strong(&response)),
         };
         let mut received = landing.as_ref().map_or(0, Landing::received);
-        *reached = received;
+        course.reached = received;
         let (pieces, inbox) = mpsc::channel(CHUNKS);
         let (ground, owned, state) = (ground.clone(), wanted.clone(), state.clone());
         let remembered = validators.clone();
         let writer = tokio::task::spawn_blocking(move || {
             let landing = match landing {
-                Some(landing) => landing,
+                Some(landing) => {
+                    landing.tell();
+                    landing
+                }
                 None => Landing::begin(ground, owned, state, expected)?,
             };
             land(landing, remembered, inbox)
@@ -259,7 +280,7 @@ impl Origin {
                 Ok(Some(chunk)) => {
                     received += chunk.len() as u64;
                     self.downloaded.fetch_add(chunk.len() as u64, Ordering::Relaxed);
-                    *reached = received;
+                    course.reached = received;
                     // What begins anew each time would never come to its end while others wait.
                     let yields = strong.is_some() && self.turns.are_wanted();
                     let least = if yields { RATE_FAIR } else { RATE_MIN };
@@ -292,7 +313,7 @@ impl Origin {
         match written {
             Written::Whole(landed) => Ok(landed),
             Written::BrokenOff(landing) => {
-                *partial = strong.map(|strong| Partial { landing: *landing, validators, strong });
+                course.partial = strong.map(|strong| Partial { landing: *landing, validators, strong });
                 Err(broken.unwrap_or(ImageError::Interrupted))
             }
         }

@@ -242,7 +242,8 @@ impl Landing {
         damaged(&self.wanted.label, packing, error)
     }
 
-    fn tell(&self) {
+    /// Tells how far it is.
+    pub(crate) fn tell(&self) {
         let progress = Progress { step: "image".to_owned(), done: self.received, total: self.expected };
         self.state.send_modify(|state| state.progress = Some(progress));
     }

@@ -297,6 +297,52 @@ async fn a_slow_server_that_keeps_sending_is_waited_for() {
 }
 
 #[tokio::test]
+async fn what_is_cached_or_not_there_needs_no_turn_and_who_waits_for_one_says_so() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = open(dir.path()).await;
+    let origin = Server::start(|_, head| {
+        let status = if head.contains("if-none-match") { "304 Not Modified" } else { "200 OK" };
+        let body = if head.contains("if-none-match") { Vec::new() } else { disk(1, 10) };
+        let none = head.starts_with("GET /none").then(|| answer("404 Not Found", "", b""));
+        vec![Step::Send(none.unwrap_or_else(|| answer(status, "etag: \"1\"\r\n", &body)))]
+    })
+    .await;
+    fetch(&cache, &origin.image()).await.unwrap();
+
+    let gate = Arc::new(Semaphore::new(0));
+    let held = Arc::clone(&gate);
+    let slow = Server::start(move |_, _| {
+        let whole = answer("200 OK", "", &disk(2, 4096));
+        let (first, rest) = whole.split_at(1 << 20);
+        vec![Step::Send(first.to_vec()), Step::Wait(Arc::clone(&held)), Step::Send(rest.to_vec())]
+    })
+    .await;
+    let ask = |image: ImageRef| {
+        let (sender, told) = watch::channel(None);
+        let cache = cache.clone();
+        (tokio::spawn(async move { cache.fetch(&image, None, sender).await.map(drop) }), told)
+    };
+    let slow_ones: Vec<_> = (0..8).map(|number| ask(image(&format!("{}?{number}", slow.url)))).collect();
+    eventually("all are at it", || async { temporary_files(dir.path()) == 8 }).await;
+
+    let soon = Duration::from_secs(5);
+    let cached = tokio::time::timeout(soon, fetch(&cache, &origin.image())).await;
+    cached.expect("what is cached waits for nobody").unwrap();
+    let none = tokio::time::timeout(soon, fetch(&cache, &image(&format!("{}/none", origin.url)))).await;
+    let error = none.expect("what is not there waits for nobody").unwrap_err();
+    assert!(matches!(error, ImageError::Status { status: 404, .. }), "{}", chain(&error));
+
+    let (ninth, mut told) = ask(image(&format!("{}/other", origin.url)));
+    let says = told.wait_for(Option::is_some).await.unwrap().clone().unwrap();
+    assert_eq!((says.step.as_str(), says.done), ("image waits for one of 8 turns", 0));
+    assert_eq!(temporary_files(dir.path()), 8);
+    gate.add_permits(8);
+    for (task, _) in slow_ones.into_iter().chain([(ninth, told)]) {
+        task.await.unwrap().unwrap();
+    }
+}
+
+#[tokio::test]
 async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
     let heads = slow_and_quick("ETag: \"same\"\r\n", SHORT).await;
     assert!(heads.iter().skip(8).any(|head| head.contains("bytes=")), "{heads:?}");
