@@ -267,7 +267,10 @@ pub enum ImageError {
         directory: PathBuf,
     },
     /// Too little came for too long.
-    #[error("the origin of the image {url} stalled: {bytes} bytes came within {window:?}")]
+    #[error(
+        "the origin of the image {url} {}: {bytes} bytes came within {window:?}{}",
+        if *.others_wait { "is slow" } else { "stalled" }, if *.others_wait { ", and other images waited for their turn" } else { "" }
+    )]
     Crawl {
         /// The URL.
         url: String,
@@ -275,6 +278,8 @@ pub enum ImageError {
         bytes: u64,
         /// Within how long.
         window: Duration,
+        /// Whether other images waited for their turn, for whom more was to come.
+        others_wait: bool,
     },
     /// The file was written to while it was being copied.
     #[error("the image file {path} changed while it was being copied", path = .path.display())]
@@ -410,6 +415,21 @@ mod tests {
             let error = ImageError::Local { path: "/srv/x".into(), source };
             assert_eq!(error.is_transient(), transient, "{errno}");
         }
+    }
+
+    #[test]
+    fn who_is_ended_for_others_is_told_so() {
+        let crawl = |others_wait| {
+            let (url, bytes, window) =
+                ("http://host/disk".to_owned(), 70_000, std::time::Duration::from_secs(60));
+            ImageError::Crawl { url, bytes, window, others_wait }.to_string()
+        };
+        let came = "70000 bytes came within 60s";
+        assert_eq!(crawl(false), format!("the origin of the image http://host/disk stalled: {came}"));
+        let slow = format!(
+            "the origin of the image http://host/disk is slow: {came}, and other images waited for their turn"
+        );
+        assert_eq!(crawl(true), slow);
     }
 
     #[test]

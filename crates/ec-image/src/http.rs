@@ -17,7 +17,7 @@ use std::{
 
 use reqwest::{Client, Response, StatusCode, header, redirect};
 use tokio::{
-    sync::{OnceCell, SemaphorePermit, mpsc, watch},
+    sync::{OnceCell, Semaphore, SemaphorePermit, mpsc, watch},
     time::timeout,
 };
 use url::Url;
@@ -41,11 +41,15 @@ const PATIENCE_WITH_COPY: Duration = Duration::from_secs(2);
 
 /// The least that must come, in bytes a second, over [`Origin::window`].
 const RATE_MIN: u64 = 1 << 10;
-/// The same while others wait, of what can go on from where it was.
+/// The same while others wait.
 const RATE_FAIR: u64 = 256 << 10;
 
 /// Downloads at once; each has a thread and a file.
 const AT_ONCE: usize = 8;
+
+/// So many of these may go on below the fair rate although others wait: what would begin anew each time would never come to its end. The
+/// rest is for who comes.
+const SLOW_AT_ONCE: usize = 6;
 
 /// Chunks between the socket and the disk.
 const CHUNKS: usize = 8;
@@ -57,6 +61,7 @@ pub(crate) struct Origin {
     patience: Duration,
     addresses: Addresses,
     turns: Turns,
+    slow: Semaphore,
     /// Bytes that came.
     downloaded: AtomicU64,
 }
@@ -91,7 +96,8 @@ enum Astray {
 impl Origin {
     pub(crate) fn new(stall_timeout: Duration, patience: Duration, addresses: Addresses) -> Self {
         let (client, turns, downloaded) = (OnceCell::new(), Turns::new(AT_ONCE), AtomicU64::new(0));
-        Self { client, stall_timeout, patience, addresses, turns, downloaded }
+        let slow = Semaphore::new(SLOW_AT_ONCE);
+        Self { client, stall_timeout, patience, addresses, turns, slow, downloaded }
     }
 
     /// How many bytes of images have come so far, those of tries that failed among them.
@@ -273,6 +279,7 @@ impl Origin {
             land(landing, remembered, inbox)
         });
         let mut meter = Meter::new(self.window());
+        let mut stays = None;
         let broken = loop {
             let asked = Instant::now();
             let chunk = response.chunk().await;
@@ -281,12 +288,17 @@ impl Origin {
                     received += chunk.len() as u64;
                     self.downloaded.fetch_add(chunk.len() as u64, Ordering::Relaxed);
                     course.reached = received;
-                    // What begins anew each time would never come to its end while others wait.
-                    let yields = strong.is_some() && self.turns.are_wanted();
-                    let least = if yields { RATE_FAIR } else { RATE_MIN };
-                    if let Some(bytes) = meter.crawls(asked.elapsed(), chunk.len(), least) {
-                        let (url, window) = (wanted.label.clone(), self.window());
-                        break Some(ImageError::Crawl { url, bytes, window });
+                    if let Some((bytes, rate)) = meter.measure(asked.elapsed(), chunk.len()) {
+                        let is_slow = rate < RATE_FAIR && self.turns.are_wanted();
+                        stays = stays.take().filter(|_| is_slow);
+                        if is_slow && strong.is_none() && stays.is_none() {
+                            stays = self.slow.try_acquire().ok();
+                        }
+                        if rate < RATE_MIN || is_slow && stays.is_none() {
+                            let (url, window) = (wanted.label.clone(), self.window());
+                            let others_wait = rate >= RATE_MIN;
+                            break Some(ImageError::Crawl { url, bytes, window, others_wait });
+                        }
                     }
                     Piece::Chunk(chunk)
                 }
@@ -348,7 +360,7 @@ fn broken_off(wanted: &Wanted, received: u64, expected: Option<u64>) -> ImageErr
     ImageError::Truncated { url: wanted.label.clone(), received, expected }
 }
 
-/// Whether too little comes. Only time in which the connection was waited for counts: a slow disk is not the
+/// How quickly it comes. Only time in which the connection was waited for counts: a slow disk is not the
 /// origin's fault.
 struct Meter {
     window: Duration,
@@ -361,17 +373,17 @@ impl Meter {
         Self { window, waited: Duration::ZERO, bytes: 0 }
     }
 
-    /// Takes what came after how long. Answers how little it was where a whole window brought less than so many bytes a second.
-    fn crawls(&mut self, waited: Duration, bytes: usize, least: u64) -> Option<u64> {
+    /// Takes what came after how long. Answers at the end of a window how much came within it, and in bytes a second.
+    fn measure(&mut self, waited: Duration, bytes: usize) -> Option<(u64, u64)> {
         self.waited += waited;
         self.bytes += bytes as u64;
         if self.waited < self.window {
             return None;
         }
-        let enough = u128::from(self.bytes) * 1000 >= u128::from(least) * self.waited.as_millis();
-        let bytes = self.bytes;
+        let rate = u128::from(self.bytes) * 1000 / self.waited.as_millis().max(1);
+        let measured = (self.bytes, u64::try_from(rate).unwrap_or(u64::MAX));
         *self = Self::new(self.window);
-        (!enough).then_some(bytes)
+        Some(measured)
     }
 }
 
@@ -473,13 +485,11 @@ mod tests {
         let second = Duration::from_secs(1);
         let mut meter = Meter::new(60 * second);
         // One burst buys a minute, and no more.
-        assert_eq!(meter.crawls(second, 1 << 20, RATE_MIN), None);
-        let told = (0..200).find_map(|second| {
-            meter.crawls(Duration::from_secs(1), 1, RATE_MIN).map(|bytes| (second, bytes))
-        });
-        assert_eq!(told, Some((118, 60)));
-        let mut meter = Meter::new(60 * second);
-        assert!((0..500).all(|_| meter.crawls(second, 1024, RATE_MIN).is_none()));
+        let minute = |meter: &mut Meter, bytes| (0..60).find_map(|_| meter.measure(second, bytes));
+        assert_eq!(meter.measure(second, 1 << 20), None);
+        assert_eq!((0..59).find_map(|_| meter.measure(second, 1)), Some(((1 << 20) + 59, 17_477)));
+        assert_eq!(minute(&mut meter, 1), Some((60, 1)));
+        assert_eq!(minute(&mut meter, 1024), Some((60 << 10, RATE_MIN)));
     }
 
     #[test]

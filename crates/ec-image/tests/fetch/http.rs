@@ -349,9 +349,11 @@ async fn who_is_slow_waits_behind_others_and_goes_on_from_where_it_was() {
 }
 
 #[tokio::test]
-async fn who_is_slow_and_would_begin_anew_is_waited_for_by_others() {
-    let heads = slow_and_quick("", 3 * SHORT).await;
-    assert_eq!(heads.len(), 8, "{heads:?}");
+async fn of_those_who_are_slow_and_would_begin_anew_six_go_on_and_the_rest_lets_others_go_first() {
+    let heads = slow_and_quick("", 2 * SHORT).await;
+    let tries = |number: usize| heads.iter().filter(|head| head.contains(&format!("?{number} "))).count();
+    let undisturbed = (0..8).filter(|number| tries(*number) == 1).count();
+    assert!((6..8).contains(&undisturbed), "{heads:?}");
 }
 
 /// Eight come slowly, and one quickly that wants their turn. Answers how the slow ones were asked for.
@@ -384,9 +386,7 @@ async fn slow_and_quick(validator: &'static str, stall: Duration) -> Vec<String>
     eventually("all are at it", || async { slow.hits() == 8 }).await;
     let quick = Server::start(|_, _| ok(&disk(2, 10))).await;
     fetch(&cache, &quick.image()).await.unwrap();
-    if !validator.is_empty() {
-        assert!(slow_ones.iter().any(|one| !one.is_finished()), "it did not wait for all of them");
-    }
+    assert!(slow_ones.iter().any(|one| !one.is_finished()), "it did not wait for all of them");
     for one in slow_ones {
         one.await.unwrap().unwrap();
     }
