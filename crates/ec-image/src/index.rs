@@ -161,8 +161,10 @@ impl Index {
         let tmp = self.tmp.join(format!("{}-{number}.json", std::process::id()));
         // Numbers and strings only: serde_json cannot fail on it.
         fs::write(&tmp, serde_json::to_vec(entry).unwrap_or_default())
-            .map_err(ImageError::cache("write", &tmp))?;
-        fs::rename(&tmp, path).map_err(ImageError::cache("rename", &tmp))
+            .map_err(ImageError::cache("write", &tmp))
+            .and_then(|()| fs::rename(&tmp, path).map_err(ImageError::cache("rename", &tmp)))
+            // Its name is used once: on a full disk one would be left each time.
+            .inspect_err(|_| drop(fs::remove_file(&tmp)))
     }
 
     /// Drops what was of bases that are gone, and the oldest entries where there are too many.
@@ -290,6 +292,18 @@ mod tests {
             index.put(&url, &of("a").published(format!("{number:064}"), None)).unwrap();
         }
         assert_eq!(digests().len(), EARLIER_MAX + 1);
+    }
+
+    #[test]
+    fn what_cannot_be_remembered_leaves_no_file() {
+        let dir = tempfile::tempdir().unwrap();
+        fs::create_dir(dir.path().join("tmp")).unwrap();
+        let index = Index::open(dir.path()).unwrap();
+        let url = Url::parse("http://host/disk").unwrap();
+        fs::create_dir(index.path(&url)).unwrap();
+        let entry = Entry::new(url.to_string(), "a".repeat(64), 1, Validators::default());
+        index.put(&url, &entry).unwrap_err();
+        assert_eq!(fs::read_dir(&index.tmp).unwrap().count(), 0);
     }
 
     #[test]
