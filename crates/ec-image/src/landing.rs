@@ -284,6 +284,7 @@ impl Disk {
         self.room.cover(self.written, false)?;
         write_with_holes(&mut self.temporary.file, at, bytes)
             .map_err(ImageError::cache("write", &self.temporary.path))?;
+        self.room.wrote(self.written);
         self.hash.update(bytes);
         if self.header.len() < HEADER_LEN {
             let missing = HEADER_LEN - self.header.len();

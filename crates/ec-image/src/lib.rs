@@ -38,6 +38,7 @@ mod probe;
 mod qcow2;
 mod shelf;
 mod source;
+mod space;
 mod store;
 #[cfg(feature = "testing")]
 pub mod testing;

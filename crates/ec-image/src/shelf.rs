@@ -8,7 +8,7 @@ use std::{
     collections::{HashMap, HashSet},
     fs::{self, File, Permissions},
     io::{self, Read},
-    os::unix::fs::{OpenOptionsExt, PermissionsExt},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::SystemTime,
@@ -16,7 +16,10 @@ use std::{
 
 use ec_model::{BaseImage, DiskFormat, input::is_sha256};
 
-use crate::{HEADER_LEN, ImageError, inspect};
+use crate::{
+    HEADER_LEN, ImageError, inspect,
+    space::{Space, space},
+};
 
 /// Room for content of unknown length is taken in steps of so many bytes, as long as there is plenty;
 /// and in the smaller ones when something has to go for it.
@@ -30,6 +33,8 @@ pub(crate) struct Shelf {
     tmp: PathBuf,
     max_bytes: u64,
     in_use: InUse,
+    /// What its file system has left.
+    space: fn(&Path) -> io::Result<Space>,
     /// Held through a whole eviction, so that there is one at a time.
     evicting: Mutex<()>,
     /// Held while a base gets its place or is taken from it, and while they are measured: a download is either among them then, or
@@ -50,6 +55,8 @@ struct Ledger {
     leaving: Option<String>,
     /// Bytes promised to downloads under way.
     reserved: u64,
+    /// How many of these are written, and so no longer free.
+    written: u64,
     temporary: u64,
 }
 
@@ -75,7 +82,7 @@ impl Shelf {
             fs::remove_file(&path).map_err(ImageError::cache("remove", &path))?;
         }
         let (evicting, files, ledger) = Default::default();
-        Ok(Self { base, tmp, max_bytes, in_use, evicting, files, ledger, _lock: lock })
+        Ok(Self { base, tmp, max_bytes, in_use, space, evicting, files, ledger, _lock: lock })
     }
 
     fn ledger(&self) -> MutexGuard<'_, Ledger> {
@@ -194,7 +201,23 @@ impl Shelf {
 
     /// A promise of room that has no bytes yet.
     pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
-        Reservation { shelf: Arc::clone(self), bytes: 0 }
+        Reservation { shelf: Arc::clone(self), bytes: 0, written: 0 }
+    }
+
+    fn space(&self) -> Result<Space, ImageError> {
+        (self.space)(&self.tmp).map_err(ImageError::cache("measure the file system of", &self.tmp))
+    }
+
+    /// Whether so many bytes more find room beside these bases and what is promised: within the cache's bound, and on a file system that
+    /// guests write to, too.
+    fn admit(&self, ledger: &Ledger, more: u64, bases: u64, space: Space) -> Result<(), ImageError> {
+        let (held, max_bytes) = (bases.saturating_add(ledger.reserved), self.max_bytes);
+        if held.saturating_add(more) > max_bytes {
+            return Err(ImageError::CacheFull { wanted: more, held, max_bytes });
+        }
+        let wanted = (ledger.reserved - ledger.written).saturating_add(more);
+        let full = |source| ImageError::DiskFull { path: self.tmp.clone(), source: Arc::new(source) };
+        space.admit(wanted).map_err(full)
     }
 
     fn bases(&self) -> Result<Vec<Base>, ImageError> {
@@ -206,7 +229,7 @@ impl Shelf {
                 let path = entry.path();
                 let digest = path.file_stem()?.to_str().filter(|stem| is_sha256(stem))?.to_owned();
                 let used = meta.modified().unwrap_or(SystemTime::UNIX_EPOCH);
-                Some(Base { digest, path, size: meta.len(), used })
+                Some(Base { digest, path, size: meta.len(), on_disk: meta.blocks() * 512, used })
             })
             .collect())
     }
@@ -220,13 +243,13 @@ impl Shelf {
         }
         let in_use = (self.in_use)();
         let files = self.files();
-        let mut bases = self.bases()?;
+        let (mut bases, mut space) = (self.bases()?, self.space()?);
         bases.sort_by_key(|base| base.used);
 
-        let mut total = bases.iter().map(|base| base.size).sum::<u64>() + self.ledger().reserved;
+        let mut total = bases.iter().map(|base| base.size).sum::<u64>();
         let (mut doomed, mut failed) = (Vec::new(), None);
         for base in bases {
-            if total + wanted <= self.max_bytes {
+            if self.admit(&self.ledger(), wanted, total, space).is_ok() {
                 break;
             }
             if in_use.contains(&base.digest) || !self.leaves(&base.digest) {
@@ -247,6 +270,7 @@ impl Shelf {
             }
             tracing::info!(digest = base.digest, bytes = base.size, "evicted a base image");
             total -= base.size;
+            space.free += base.on_disk;
             doomed.push(away);
         }
         self.ledger().touched = None;
@@ -259,10 +283,7 @@ impl Shelf {
         if let Some(error) = failed {
             return Err(error);
         }
-        if total + wanted > self.max_bytes {
-            return Err(ImageError::CacheFull { wanted, held: total, max_bytes: self.max_bytes });
-        }
-        Ok(())
+        self.admit(&self.ledger(), wanted, total, space)
     }
 }
 
@@ -270,6 +291,8 @@ struct Base {
     digest: String,
     path: PathBuf,
     size: u64,
+    /// What of it takes room.
+    on_disk: u64,
     used: SystemTime,
 }
 
@@ -295,6 +318,7 @@ impl Drop for Pin {
 pub(crate) struct Reservation {
     shelf: Arc<Shelf>,
     bytes: u64,
+    written: u64,
 }
 
 impl Reservation {
@@ -315,35 +339,48 @@ impl Reservation {
         }
         match self.shelf.evict(some) {
             Ok(()) if self.take(some)? => return Ok(()),
-            Ok(()) | Err(ImageError::CacheFull { .. }) => {}
+            Ok(()) | Err(ImageError::CacheFull { .. } | ImageError::DiskFull { .. }) => {}
             Err(error) => return Err(error),
         }
-        if !self.take(least)? {
-            self.shelf.evict(least)?;
-            if !self.take(least)? {
-                // Another download was quicker to take what was evicted.
-                return Err(ImageError::CacheFull { wanted: least, held: max_bytes, max_bytes });
-            }
+        if self.take(least)? {
+            return Ok(());
         }
-        Ok(())
+        self.shelf.evict(least)?;
+        // Another download, or a guest, may have been quicker to take what was evicted.
+        self.try_take(least)
     }
 
+    /// So many bytes of the image have been written, or left out of it.
+    pub(crate) fn wrote(&mut self, total: u64) {
+        self.shelf.ledger().written += total - self.written;
+        self.written = total;
+    }
+
+    /// Whether there was room for so much more.
     fn take(&mut self, more: u64) -> Result<bool, ImageError> {
-        let _files = self.shelf.files();
-        let held: u64 = self.shelf.bases()?.iter().map(|base| base.size).sum();
-        let mut ledger = self.shelf.ledger();
-        let fits = held.saturating_add(ledger.reserved).saturating_add(more) <= self.shelf.max_bytes;
-        if fits {
-            ledger.reserved += more;
-            self.bytes += more;
+        match self.try_take(more) {
+            Err(ImageError::CacheFull { .. } | ImageError::DiskFull { .. }) => Ok(false),
+            taken => taken.map(|()| true),
         }
-        Ok(fits)
+    }
+
+    fn try_take(&mut self, more: u64) -> Result<(), ImageError> {
+        let _files = self.shelf.files();
+        let bases = self.shelf.bases()?.iter().map(|base| base.size).sum();
+        let space = self.shelf.space()?;
+        let mut ledger = self.shelf.ledger();
+        self.shelf.admit(&ledger, more, bases, space)?;
+        ledger.reserved += more;
+        self.bytes += more;
+        Ok(())
     }
 }
 
 impl Drop for Reservation {
     fn drop(&mut self) {
-        self.shelf.ledger().reserved -= self.bytes;
+        let mut ledger = self.shelf.ledger();
+        ledger.reserved -= self.bytes;
+        ledger.written -= self.written;
     }
 }
 

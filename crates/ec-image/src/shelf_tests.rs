@@ -197,3 +197,67 @@ fn of_many_who_fetch_and_look_at_once_each_has_what_it_found() {
     assert!(ledger.reserved == 0 && ledger.pins.is_empty());
     assert!(shelf.bases().unwrap().len() <= 3);
 }
+
+const GIB: u64 = 1 << 30;
+
+/// A shelf on a file system of 100 GiB, of which some is free and one has to stay so.
+fn on_a_disk(directory: &Path, space: fn(&Path) -> io::Result<Space>) -> Arc<Shelf> {
+    let shelf = Shelf::open(directory, 1000 * GIB, Box::new(HashSet::new)).unwrap();
+    Arc::new(Shelf { space, ..shelf })
+}
+
+#[test]
+fn downloads_leave_the_disk_some_room_and_none_takes_what_another_was_promised() {
+    let dir = tempfile::tempdir().unwrap();
+    let shelf = on_a_disk(dir.path(), |_| Ok(Space { free: 10 * GIB, whole: 100 * GIB }));
+    let (mut one, mut other) = (shelf.reservation(), shelf.reservation());
+    one.cover(6 * GIB, true).unwrap();
+    let error = other.cover(4 * GIB, true).unwrap_err();
+    assert!(matches!(error, ImageError::DiskFull { .. }) && error.is_transient(), "{error}");
+    let why = std::error::Error::source(&error).unwrap().to_string();
+    assert_eq!(
+        why,
+        "10.0 GiB wanted for what is being fetched, 10.0 GiB free, of which 1.0 GiB stay free for guests"
+    );
+    // What is written is no longer free: it counts once.
+    one.wrote(GIB);
+    other.cover(4 * GIB, true).unwrap();
+    drop(one);
+    other.cover(9 * GIB, true).unwrap();
+    // There is less to spare for what follows than is taken where there is plenty.
+    let mut third = shelf.reservation();
+    third.cover(1, false).unwrap_err();
+    drop(other);
+    third.cover(9 * GIB - 2, false).unwrap();
+    drop(third);
+    let ledger = shelf.ledger();
+    assert_eq!((ledger.reserved, ledger.written), (0, 0));
+}
+
+#[test]
+fn where_the_disk_is_short_what_nobody_uses_goes() {
+    let dir = tempfile::tempdir().unwrap();
+    // As free as what lies there lets it be.
+    let space = |tmp: &Path| {
+        let bases = fs::read_dir(tmp.parent().unwrap().join("base"))?;
+        let taken: u64 = bases.flatten().map(|base| base.metadata().unwrap().blocks() * 512).sum();
+        Ok(Space { free: GIB + (3 << 20) - taken, whole: 100 * GIB })
+    };
+    let shelf = on_a_disk(dir.path(), space);
+    let written = |letter| {
+        let landed = put(&shelf, letter, 1 << 20).unwrap();
+        fs::set_permissions(&landed.base.path, Permissions::from_mode(0o600)).unwrap();
+        fs::write(&landed.base.path, vec![0; 1 << 20]).unwrap();
+        landed
+    };
+    drop(written('a'));
+    let pinned = written('b');
+    assert!(shelf.reservation().cover(2 << 20, true).is_ok(), "one had to go for it");
+    let has = |letter| shelf.has(&digest(letter), 1 << 20);
+    assert!(!has('a') && has('b'));
+    let error = shelf.reservation().cover(3 << 20, true).unwrap_err();
+    assert!(matches!(error, ImageError::DiskFull { .. }), "{error}");
+    drop(pinned);
+    shelf.reservation().cover(3 << 20, true).unwrap();
+    assert!(!has('b'));
+}
