@@ -17,7 +17,7 @@ use jiff::Timestamp;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde::Serialize;
 
-use crate::{cli::Output, cluster::Added, several::One};
+use crate::{cli::Output, cluster::Added, several::One, shown::how_far};
 pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
@@ -433,10 +433,7 @@ pub(crate) fn lines_of(view: &View) -> String {
             row("volumes", format!("not as they are to be: {why}"));
         }
         if let Some(progress) = &status.progress {
-            row(
-                "progress",
-                progress.percent().map_or_else(|| format!("{} bytes", progress.done), |p| format!("{p} %")),
-            );
+            row("progress", how_far(progress));
         }
         if let Some(why) = status.rebuilt.as_ref().and_then(|rebuilt| rebuilt.failed.as_ref()) {
             row("rebuild", format!("failed, it has its old disk: {why}"));

@@ -3,7 +3,7 @@
 use std::{cell::RefCell, io::IsTerminal, time::Duration};
 
 use ec_cloud::Step;
-use ec_model::{State, Status};
+use ec_model::{self as model, State, Status};
 use ec_runtime::exit::tell;
 use indicatif::{MultiProgress, ProgressBar, ProgressStyle};
 
@@ -96,13 +96,7 @@ impl Shown {
 
     fn status(&self, status: &Status) {
         let text = match (status.state, &status.progress) {
-            (State::Preparing, Some(progress)) => {
-                let step = plain(&progress.step);
-                match progress.percent() {
-                    Some(percent) => format!("{step} {percent} %"),
-                    None => format!("{step} {} MiB", progress.done >> 20),
-                }
-            }
+            (State::Preparing, Some(progress)) => how_far(progress),
             (State::Starting, _) if status.started_at.is_some() => "booting".to_owned(),
             (State::Active, _) => status.ip.map_or_else(|| "active".to_owned(), |ip| format!("IP {ip}")),
             (state, _) => state.to_string().to_lowercase(),
@@ -128,5 +122,14 @@ impl Shown {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
+    }
+}
+
+/// What is under way of a long step, and how far it is.
+pub(crate) fn how_far(progress: &model::Progress) -> String {
+    let step = plain(&progress.step);
+    match progress.percent() {
+        Some(percent) => format!("{step} {percent} %"),
+        None => format!("{step} {} MiB", progress.done >> 20),
     }
 }
