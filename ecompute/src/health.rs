@@ -55,6 +55,8 @@ type Memory = (Option<Room>, Option<f64>);
 struct Seen {
     place: String,
     room: Room,
+    /// Nothing where it makes files as long as it has room.
+    files: Option<Room>,
     is_read_only: bool,
 }
 
@@ -127,8 +129,9 @@ fn put_together((memory, memory_stall): Memory, known: Vec<Seen>, gone: Option<S
     let read_only = known.iter().find(|seen| seen.is_read_only);
     let unwritable =
         gone.or_else(|| read_only.map(|seen| format!("the file system of {} is read-only", seen.place)));
+    let files = known.iter().filter_map(|seen| Some((seen.place.clone(), seen.files?))).collect();
     let disks = known.into_iter().map(|seen| (seen.place, seen.room)).collect();
-    Measured { memory, memory_stall, disks, unwritable, clock_behind: None }
+    Measured { memory, memory_stall, disks, files, unwritable, clock_behind: None }
 }
 
 fn memory() -> Memory {
@@ -144,7 +147,7 @@ fn seen(place: &Path) -> Option<Seen> {
     let place = existing(place);
     let stat = statvfs(place.as_path()).ok()?;
     let is_read_only = stat.flags().contains(FsFlags::ST_RDONLY);
-    Some(Seen { place: place.display().to_string(), room: room(&stat), is_read_only })
+    Some(Seen { place: place.display().to_string(), room: room(&stat), files: files(&stat), is_read_only })
 }
 
 /// Why what guests' disks lie on cannot serve.
@@ -160,6 +163,12 @@ fn is_another(disks: &Path, first: &FirstDirectory) -> Option<String> {
 fn room(stat: &Statvfs) -> Room {
     let unit = stat.fragment_size();
     Room { left: stat.blocks_available() * unit, total: stat.blocks() * unit }
+}
+
+/// The inodes; btrfs, say, has no such number, and tells of none.
+fn files(stat: &Statvfs) -> Option<Room> {
+    let (left, total) = (stat.files_available(), stat.files());
+    (total > 0).then_some(Room { left, total })
 }
 
 /// `avg60` of the line `full`.
@@ -198,7 +207,7 @@ mod tests {
                 waits.lock().unwrap().recv().ok();
             }
             let room = Room { left: 1, total: 2 };
-            Some(Seen { place: place.display().to_string(), room, is_read_only: false })
+            Some(Seen { place: place.display().to_string(), room, files: Some(room), is_read_only: false })
         };
         let places = ["/disks", "/images", "/state"].map(PathBuf::from);
         let asked = questions.measured(&host, places, seen, || None);
@@ -216,6 +225,7 @@ mod tests {
         assert!(why.contains("the file system of /images has not answered"), "{why}");
         let known: Vec<_> = measured.disks.into_iter().map(|(place, _)| place).collect();
         assert_eq!(known, ["/disks", "/state"]);
+        assert_eq!(measured.files.len(), 2);
         assert!(measured.memory.is_some());
     }
 }

@@ -7,6 +7,8 @@ use jiff::Timestamp;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
+/// With so many left nobody is short of them.
+const FILES: u64 = 1000;
 
 /// What was measured of a host. What could not be measured is no trouble.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -18,6 +20,8 @@ pub struct Measured {
     pub memory_stall: Option<f64>,
     /// The file systems that guests' disks, images and the agent's records are written to, each with a directory on it.
     pub disks: Vec<(String, Room)>,
+    /// Of those of them that have only so many, the files that can still be made: where none can, free bytes are of no use.
+    pub files: Vec<(String, Room)>,
     /// Why nothing can be written where guests' disks, images or the agent's own records are, where that is so: it is not there, or
     /// was mounted to be read alone.
     pub unwritable: Option<String>,
@@ -28,9 +32,9 @@ pub struct Measured {
 /// What is left, of what there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// In bytes.
+    /// In bytes, or files.
     pub left: u64,
-    /// In bytes.
+    /// In the same.
     pub total: u64,
 }
 
@@ -65,8 +69,9 @@ pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Tro
         let why = match kind {
             TroubleKind::Memory => memory(measured, edge),
             TroubleKind::Disk => {
-                let short = measured.disks.iter().find_map(|(place, room)| disk(place, *room, edge));
-                measured.unwritable.clone().or(short)
+                let short = || measured.disks.iter().find_map(|(place, room)| disk(place, *room, edge));
+                let no_files = || measured.files.iter().find_map(|(place, room)| files(place, *room, edge));
+                measured.unwritable.clone().or_else(short).or_else(no_files)
             }
             TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
             TroubleKind::Unknown => None,
@@ -106,6 +111,13 @@ fn disk(place: &str, room: Room, edge: Edge) -> Option<String> {
     (room.left < least).then(|| {
         format!("{} MiB of {} MiB are left on the file system of {place}", room.left / MIB, room.total / MIB)
     })
+}
+
+/// Whichever is less: what is made here are few files, and large ones, and a file system of few is no worse for that.
+fn files(place: &str, room: Room, edge: Edge) -> Option<String> {
+    let least = edge.of(FILES.min(room.total / 100), 2);
+    (room.left < least)
+        .then(|| format!("{} of {} inodes are left on the file system of {place}", room.left, room.total))
 }
 
 fn clock(behind: i64, edge: Edge) -> Option<String> {
@@ -174,6 +186,23 @@ mod tests {
         assert_eq!(kinds(&of(2 * GIB, 500 * GIB), &begun(TroubleKind::Disk)), []);
         assert_eq!(kinds(&of(5 * MIB, 100 * MIB), &[]), []);
         assert_eq!(kinds(&of(5 * MIB - 1, 100 * MIB), &[]), [TroubleKind::Disk]);
+    }
+
+    #[test]
+    fn a_file_system_on_which_hardly_a_file_can_be_made_is_trouble_whatever_room_it_has() {
+        let of = |left, total| Measured {
+            disks: vec![("/d".into(), Room { left: 100 * GIB, total: 500 * GIB })],
+            files: vec![("/".into(), Room { left: 50, total: 100 }), ("/d".into(), Room { left, total })],
+            ..Measured::default()
+        };
+        let begun = begun(TroubleKind::Disk);
+        assert_eq!(kinds(&of(1000, 32_000_000), &[]), []);
+        let none = judge(&of(999, 32_000_000), &[], Timestamp::UNIX_EPOCH);
+        assert_eq!(none[0].why, "999 of 32000000 inodes are left on the file system of /d");
+        assert_eq!(kinds(&of(1999, 32_000_000), &begun), [TroubleKind::Disk]);
+        assert_eq!(kinds(&of(2000, 32_000_000), &begun), []);
+        assert_eq!(kinds(&of(10, 1000), &[]), []);
+        assert_eq!(kinds(&of(9, 1000), &[]), [TroubleKind::Disk]);
     }
 
     #[test]

@@ -45,7 +45,7 @@ pub struct Trouble {
 pub enum TroubleKind {
     /// Hardly any memory is left, or everything waits for it.
     Memory,
-    /// A file system with guests' disks or images is nearly full.
+    /// A file system with guests' disks or images is nearly full, has hardly an inode left or cannot be written.
     Disk,
     /// The time of day is another than placement's.
     Clock,
