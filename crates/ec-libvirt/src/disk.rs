@@ -18,6 +18,7 @@ use std::{
 
 use ec_hypervisor::FirstDirectory;
 use ec_model::{BaseImage, InstanceId};
+use nix::sys::statvfs::FsFlags;
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
     sys,
@@ -27,7 +28,7 @@ pub(crate) use image::{is_locked, is_written, keep_from_writing};
 pub(crate) use names::{moved_name, volume_name};
 
 use crate::{
-    error::{CallError, absent, has_code},
+    error::{CallError, absent, has_code, is_connection_error, said},
     xml::{self, DiskFile, VolumeXml},
 };
 use image::{capacity_in, holds_data_alone};
@@ -59,6 +60,9 @@ pub(crate) struct Contents {
 
 /// With less than this many bytes left a guest that goes on would soon be paused again.
 const ROOM_TO_GO_ON: u64 = 64 << 20;
+
+/// What a disk takes before anything is written on it, generously.
+const ROOM_FOR_A_DISK: u64 = 1 << 20;
 
 /// What a guest's disk is called in its domain.
 pub(crate) const DISK: &str = "vda";
@@ -331,7 +335,7 @@ impl Pool {
             return Err(CallError::Refused("the guest runs on another overlay than the one wanted".into()));
         }
         self.remove(Some(&pool), instance)?;
-        make(&pool, &wanted, None)
+        self.make(&pool, &wanted, None)
     }
 
     /// Makes a volume where it is not there as wanted. One that is there stays, and is grown where it is smaller: another node may have
@@ -366,7 +370,7 @@ impl Pool {
         }
         delete(&pool, &name)?;
         remove_file(&path)?;
-        make(&pool, &wanted, None)
+        self.make(&pool, &wanted, None)
     }
 
     /// Where a copy for the volume lies until it is whole, which is made of a disk that this domain has; of several that are
@@ -419,7 +423,38 @@ impl Pool {
         document: impl FnOnce(&str) -> VolumeXml,
         copy_of: Option<&StorageVol>,
     ) -> Result<(), CallError> {
-        make(&self.open(connect)?, &document(name_of(path)), copy_of)
+        self.make(&self.open(connect)?, &document(name_of(path)), copy_of)
+    }
+
+    /// Makes a disk, empty or as a copy. libvirt passes on what its tools fail of by a code that says no more, and nothing is wrong
+    /// with a disk for which this host has no room.
+    fn make(
+        &self,
+        pool: &StoragePool,
+        disk: &VolumeXml,
+        copy_of: Option<&StorageVol>,
+    ) -> Result<(), CallError> {
+        make(pool, disk, copy_of).map_err(|failed| match (failed, self.takes_none()) {
+            (CallError::Libvirt(error), Some(why)) if !is_connection_error(&error) => CallError::NotNow(
+                format!("the file system of {} {why}: {}", self.path.display(), said(&error)),
+            ),
+            (failed, _) => failed,
+        })
+    }
+
+    /// Why no disk whatever can be made on the file system below.
+    fn takes_none(&self) -> Option<&'static str> {
+        let stat = nix::sys::statvfs::statvfs(&self.path).ok()?;
+        let left = stat.blocks_available() * stat.fragment_size();
+        // Some have no number of inodes (btrfs), or none of blocks (a FUSE that does not tell).
+        let has_no_inode = stat.files() > 0 && stat.files_available() == 0;
+        [
+            (stat.flags().contains(FsFlags::ST_RDONLY), "is read-only"),
+            (stat.blocks() > 0 && left < ROOM_FOR_A_DISK, "is full"),
+            (has_no_inode, "has no inode left"),
+        ]
+        .into_iter()
+        .find_map(|(is_so, why)| is_so.then_some(why))
     }
 
     /// Deletes what was begun of a copy.
@@ -509,7 +544,7 @@ impl Pool {
         let wanted = overlay(name, base, capacity)?;
         let pool = self.open(connect)?;
         self.drop_beside(connect, name)?;
-        make(&pool, &wanted, None)
+        self.make(&pool, &wanted, None)
     }
 
     /// Puts the overlay beside the instance's own in its place, in one step: there is always one of them.
@@ -780,11 +815,52 @@ pub(crate) fn impassable_ancestor(path: &Path) -> Option<&Path> {
 
 #[cfg(test)]
 mod tests {
-    use std::{collections::BTreeSet, os::unix::fs::PermissionsExt};
+    use std::{
+        collections::BTreeSet,
+        io::{BufRead, BufReader},
+        os::unix::fs::PermissionsExt,
+        process::{Command, Stdio},
+    };
 
     use uuid::Uuid;
 
     use super::*;
+
+    #[test]
+    fn a_disk_that_fails_for_want_of_inodes_or_room_is_waited_for_and_another_failure_is_not() {
+        virt::error::clear_error_callback();
+        let directory = tempfile::tempdir().unwrap();
+        let connect = Connect::open(Some("test:///default")).unwrap();
+        let fails_at = |path: &Path| {
+            let pool = Pool::new("default-pool", path);
+            let make = || pool.create(&connect, Path::new("x"), |name| VolumeXml::alone(name, 1 << 20), None);
+            // Whatever libvirt refuses: here the second disk of one name.
+            make().and_then(|()| make()).unwrap_err()
+        };
+        let failed = fails_at(directory.path());
+        assert!(matches!(failed, CallError::Libvirt(_)), "{failed:?}");
+        for (options, why) in
+            [("nr_inodes=1", "has no inode left"), ("size=4k", "is full"), ("ro", "is read-only")]
+        {
+            let script = "mount -t tmpfs -o \"$1\" tmpfs \"$2\" && echo ready && read end";
+            let mut other = Command::new("unshare")
+                .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", options])
+                .arg(directory.path())
+                .stdin(Stdio::piped())
+                .stdout(Stdio::piped())
+                .spawn()
+                .expect("unshare of util-linux");
+            let mut line = String::new();
+            BufReader::new(other.stdout.take().unwrap()).read_line(&mut line).unwrap();
+            let seen = format!("/proc/{}/root{}", other.id(), directory.path().display());
+            let failed = fails_at(seen.as_ref());
+            drop(other.stdin.take());
+            other.wait().unwrap();
+            assert_eq!(line, "ready\n", "no namespace of mounts");
+            let CallError::NotNow(told) = failed else { panic!("{failed:?}") };
+            assert!(told.contains(why), "{told}");
+        }
+    }
 
     #[test]
     fn only_files_named_by_an_instance_are_volumes() {
