@@ -23,8 +23,9 @@ impl From<Error> for CallError {
 }
 
 impl CallError {
-    /// A failure of the file system: for now, where its server or its disk is in trouble, or full, or this host short of
-    /// something. Nothing is wrong with the instance then, and nothing of it is given up.
+    /// A failure of the file system: for now, where its server or its disk is in trouble, or full, or mounted to be read alone, which
+    /// the kernel makes of one in trouble, or this host short of something. Nothing is wrong with the instance then, and nothing of
+    /// it is given up.
     pub(crate) fn io(doing: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         let why = format!("could not {doing} {}: {error}", path.display());
         match error.raw_os_error().map(Errno::from_raw) {
@@ -34,6 +35,7 @@ impl CallError {
                 | Errno::ETIMEDOUT
                 | Errno::ENOSPC
                 | Errno::EDQUOT
+                | Errno::EROFS
                 | Errno::EMFILE
                 | Errno::ENFILE
                 | Errno::ENOMEM
@@ -152,10 +154,10 @@ mod tests {
     #[test]
     fn a_file_system_in_trouble_is_waited_for_and_what_it_refuses_is_not() {
         let failed = |errno| CallError::io("look at", "/x".as_ref(), &std::io::Error::from(errno));
-        for errno in [Errno::EIO, Errno::ESTALE, Errno::EDQUOT, Errno::EMFILE, Errno::EAGAIN] {
+        for errno in [Errno::EIO, Errno::ESTALE, Errno::EDQUOT, Errno::EROFS, Errno::EMFILE, Errno::EAGAIN] {
             assert!(matches!(failed(errno), CallError::NotNow(_)), "{errno}");
         }
-        for errno in [Errno::ENOENT, Errno::EACCES, Errno::EROFS, Errno::ELOOP] {
+        for errno in [Errno::ENOENT, Errno::EACCES, Errno::ELOOP] {
             assert!(matches!(failed(errno), CallError::Refused(_)), "{errno}");
         }
     }
