@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_calls::{Service, Sign};
 use ec_hypervisor::{
-    Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
+    AddressRoom, Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
     HypervisorResult, Observed, Usage, VolumeSource,
 };
 use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
@@ -239,6 +239,10 @@ impl Hypervisor for CountedHypervisor {
 
     async fn read_disk(&self, volume: InstanceId) -> HypervisorResult<mpsc::Receiver<Bytes>> {
         self.one(self.0.read_disk(volume)).await
+    }
+
+    async fn address_room(&self) -> HypervisorResult<Option<AddressRoom>> {
+        self.all(self.0.address_room()).await
     }
 
     async fn protect(&self) -> HypervisorResult<()> {

@@ -10,12 +10,14 @@ use ec_guard::{
     Guard,
     ports::{how_to_learn_from_what_rules_see, learns_unseen},
 };
+use ec_hypervisor::{AddressRoom, Hypervisor};
 use ec_image::StoreSection;
 use ec_libvirt::{AddressFilter, LibvirtHypervisor};
 use ec_metadata::{Holder, MetadataConfig, RecordDir, holder};
 use ec_model::{Alive, NodeId, Resources, decode};
 use ec_pki::{Certificate, endings};
 use ec_placement_client::{PlacementClient, PlacementError, Provider};
+use ec_plan::host::{Room, addresses_left, more_addresses};
 use ec_runtime::{
     Host,
     config::exposed,
@@ -364,7 +366,8 @@ fn in_group(name: &str) -> bool {
 }
 
 async fn network(settings: &Settings) -> Found {
-    let bridge = hypervisor(settings)?.probe_network().await.map_err(|error| {
+    let hypervisor = hypervisor(settings)?;
+    let bridge = hypervisor.probe_network().await.map_err(|error| {
         let mend = if error.is_transient() {
             libvirt_mend(settings)
         } else {
@@ -376,10 +379,25 @@ async fn network(settings: &Settings) -> Found {
         Some(bridge) => format!("{} on bridge {bridge}", settings.network),
         None => format!("{}, which has no bridge: there will be no metadata service", settings.network),
     };
-    Ok(match &settings.bridge {
+    let found = match &settings.bridge {
         Some(second) => format!("{first}, second interface on {second}"),
         None => first,
-    })
+    };
+    // One that does not run gives none, nor tells.
+    match hypervisor.address_room().await.ok().flatten() {
+        None => Ok(found),
+        Some(room) => with_addresses(found, &room),
+    }
+}
+
+fn with_addresses(found: String, room: &AddressRoom) -> Found {
+    let (network, left, total) = (&room.network, room.left, room.total);
+    let told = format!("{found}; {}", addresses_left(network, Room { left, total }));
+    if left > 0 {
+        return Ok(told);
+    }
+    let next = room.next.map(|next| format!(", the next in {} min", next.as_secs().div_ceil(60)));
+    Err((0, format!("{told}{}: {}", next.unwrap_or_default(), more_addresses(network))))
 }
 
 /// Whether guests can be held to their own addresses here.
@@ -550,6 +568,19 @@ mod tests {
             .collect();
         let nodes = |of: &[u128]| of.iter().copied().map(node).collect();
         fits(me.map(node), "me", &nodes(alive), &nodes(speaks_of), &providers)
+    }
+
+    #[test]
+    fn a_network_that_has_no_address_left_is_warned_of_with_when_it_has_one_again() {
+        let told = |left| {
+            let next = Some(Duration::from_secs(61));
+            with_addresses("n on bridge b".into(), &AddressRoom { network: "n".into(), left, total: 9, next })
+        };
+        assert_eq!(told(1).unwrap(), "n on bridge b; 1 of 9 addresses of the network n are free");
+        let (code, why) = told(0).unwrap_err();
+        assert_eq!(code, 0);
+        assert!(why.contains("0 of 9 addresses of the network n are free, the next in 2 min: "), "{why}");
+        assert!(why.contains("`virsh net-edit n`"), "{why}");
     }
 
     #[test]

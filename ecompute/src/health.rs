@@ -3,11 +3,11 @@
 
 use std::{
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
-use ec_hypervisor::FirstDirectory;
+use ec_hypervisor::{AddressRoom, FirstDirectory, HypervisorResult};
 use ec_model::Trouble;
 use ec_plan::host::{Measured, Room, judge};
 use ec_runtime::Host;
@@ -45,6 +45,7 @@ pub(crate) struct Questions {
     memory: Asked<Memory>,
     places: [Asked<Option<Seen>>; 3],
     storage: Asked<Option<String>>,
+    addresses: Mutex<Option<AddressRoom>>,
 }
 
 /// What is left of memory, and what waited for it.
@@ -66,8 +67,12 @@ pub(crate) async fn look(parts: &Parts) {
     let disks = settings.disks(parts.node);
     let gone = move || gone(&settings).or_else(|| is_another(&disks, &first));
     let places = places(&parts.settings);
-    let measured = parts.health.measured(&parts.host, places, seen, gone).await;
-    let measured = Measured { clock_behind: parts.placement.clock_ahead(), ..measured };
+    let (measured, addresses) = tokio::join!(
+        parts.health.measured(&parts.host, places, seen, gone),
+        parts.health.addresses(parts.hypervisor.address_room()),
+    );
+    let addresses = addresses.map(|room| (room.network, Room { left: room.left, total: room.total }));
+    let measured = Measured { clock_behind: parts.placement.clock_ahead(), addresses, ..measured };
     let before = parts.troubles.borrow().clone();
     let now = judge(&measured, &before, parts.host.now());
     if now == before {
@@ -113,6 +118,19 @@ impl Questions {
             of_places.into_iter().filter_map(|answer| answer.unwrap_or_else(Option::flatten)).collect();
         put_together(memory.unwrap_or_else(Option::unwrap_or_default), known, silent.or(gone.ok().flatten()))
     }
+
+    /// How many addresses the guests' network has left; as it was told last, while the hypervisor does not tell: that it is away frees none.
+    async fn addresses(
+        &self,
+        asked: impl Future<Output = HypervisorResult<Option<AddressRoom>>>,
+    ) -> Option<AddressRoom> {
+        let told = tokio::time::timeout(storage::ANSWERS_IN, asked).await;
+        let mut known = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(Ok(room)) = told {
+            *known = room;
+        }
+        known.clone()
+    }
 }
 
 /// Where guests' disks, images and the agent's records are written.
@@ -131,7 +149,7 @@ fn put_together((memory, memory_stall): Memory, known: Vec<Seen>, gone: Option<S
         gone.or_else(|| read_only.map(|seen| format!("the file system of {} is read-only", seen.place)));
     let files = known.iter().filter_map(|seen| Some((seen.place.clone(), seen.files?))).collect();
     let disks = known.into_iter().map(|seen| (seen.place, seen.room)).collect();
-    Measured { memory, memory_stall, disks, files, unwritable, clock_behind: None }
+    Measured { memory, memory_stall, disks, files, unwritable, ..Measured::default() }
 }
 
 fn memory() -> Memory {
@@ -179,6 +197,8 @@ fn full_of_a_minute(pressure: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
+    use ec_hypervisor::HypervisorError;
+
     use super::*;
 
     #[test]
@@ -195,6 +215,22 @@ mod tests {
         let measured = measure(&settings, Some(3));
         assert!(measured.memory.is_some_and(|room| 0 < room.left && room.left < room.total));
         assert_eq!((measured.disks.len(), measured.clock_behind), (3, Some(3)));
+        let of = |place: &str| (statvfs(place).unwrap().files(), seen(place.as_ref()).unwrap().files);
+        assert_eq!(of("/proc"), (0, None), "it has none, and is not short of them");
+        let (has, told) = of("/");
+        assert_eq!(told.map_or(0, |room| room.total), has);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_network_has_as_many_addresses_as_were_told_last_while_its_hypervisor_is_away() {
+        let questions = Questions::default();
+        let room = Some(AddressRoom { network: "n".into(), left: 0, total: 9, next: None });
+        let gone = || HypervisorError::Unreachable { uri: "test:".into(), detail: "gone".into() };
+        assert_eq!(questions.addresses(async { Err(gone()) }).await, None);
+        assert_eq!(questions.addresses(async { Ok(room.clone()) }).await, room);
+        assert_eq!(questions.addresses(async { Err(gone()) }).await, room);
+        assert_eq!(questions.addresses(std::future::pending()).await, room);
+        assert_eq!(questions.addresses(async { Ok(None) }).await, None);
     }
 
     #[tokio::test(start_paused = true)]

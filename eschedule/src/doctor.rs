@@ -448,6 +448,9 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
                     "make room there, or mount what is missing; it takes new work again by itself"
                 }
                 TroubleKind::Clock => "see `timedatectl` on both; it takes new work again by itself",
+                TroubleKind::Network => {
+                    "`virsh net-edit` there: a larger range, or a shorter lease; it takes new work again by itself"
+                }
                 TroubleKind::Unknown => "see `ecompute --check` there",
             };
             Finding::warning(&part, format!("{} (since {})", trouble.why, trouble.since), mend)

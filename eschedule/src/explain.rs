@@ -209,7 +209,8 @@ fn meaning(state: State) -> &'static str {
         State::Starting => {
             "the guest is defined, is being started, or runs and has no address yet. Next is ACTIVE, when its address is \
              seen. If it stays with a reason, no address was seen in time: look whether the guest asks for one by DHCP, \
-             at its console, or whether it boots at all."
+             at its console, or whether it boots at all, and in `eschedule nodes` whether its \
+             node's network has an address left."
         }
         State::Active => {
             "the guest runs and has its address, which `eschedule INSTANCE` prints. It stays so until a user asks for \

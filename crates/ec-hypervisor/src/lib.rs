@@ -24,8 +24,8 @@ pub use directory::FirstDirectory;
 pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{
-    Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent, HypervisorResult, Room,
-    Usage, VolumeSource,
+    AddressRoom, Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent,
+    HypervisorResult, Room, Usage, VolumeSource,
 };
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
@@ -170,6 +170,11 @@ pub trait Hypervisor: Send + Sync + 'static {
         &self,
         instances: &[InstanceId],
     ) -> HypervisorResult<HashMap<InstanceId, Vec<Address>>>;
+
+    /// How many addresses the guests' network has left to give; nothing where it gives none itself.
+    async fn address_room(&self) -> HypervisorResult<Option<AddressRoom>> {
+        Ok(None)
+    }
 
     /// What these instances have used, of those whose guests are up. One that is busy with another call may be left out.
     async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>>;

@@ -1,5 +1,7 @@
 //! What the agent and the hypervisor tell each other.
 
+use std::time::Duration;
+
 use bytes::Bytes;
 use ec_model::{Attachment, BaseImage, CopyOf, InstanceId};
 use serde::Serialize;
@@ -116,6 +118,19 @@ pub enum VolumeSource {
     /// A copy of other disks of this node, as they were at one moment; their file systems are at rest then where their guest
     /// has an agent.
     Copy(CopyOf),
+}
+
+/// What a network that gives guests their addresses has left of them. A guest that is gone has its own until its lease ends.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AddressRoom {
+    /// The network's name.
+    pub network: String,
+    /// So many can be given.
+    pub left: u64,
+    /// Of so many.
+    pub total: u64,
+    /// In so long the first of the others is free again, unless its guest asks for it anew; nothing where none has an end.
+    pub next: Option<Duration>,
 }
 
 /// How large a guest can grow while it runs.

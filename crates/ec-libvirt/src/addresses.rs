@@ -8,14 +8,15 @@
 //! What a guest says is bounded: so many addresses for each interface, and so many changes in a time.
 
 use std::{
-    collections::{HashMap, HashSet},
-    net::IpAddr,
+    collections::{BTreeSet, HashMap, HashSet},
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant, SystemTime, UNIX_EPOCH},
 };
 
 use ec_guard::ports::{self, Ports, is_tap_of};
-use ec_hypervisor::HypervisorResult;
+use ec_hypervisor::{AddressRoom, HypervisorResult};
 use ec_model::{Address, AddressSource, InstanceId, MacAddr, NodeId};
 use virt::{connect::Connect, network::Network};
 
@@ -26,6 +27,7 @@ use crate::{
     error::CallError,
     lane::Lanes,
     sys::{self, GuestInterface, Lease},
+    xml::{self, NetworkXml},
 };
 
 /// How often one guest's agent is asked.
@@ -82,8 +84,46 @@ fn note_neighbour(seen: &mut Seen, mac: MacAddr, ip: IpAddr) {
 pub(crate) fn leases(network: &Network) -> Result<Vec<(MacAddr, IpAddr)>, CallError> {
     let mut leases = sys::dhcp_leases(network)?;
     newest_first(&mut leases);
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs());
+    let now = now();
     Ok(leases.iter().filter_map(|lease| living(lease, now)).collect())
+}
+
+fn now() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |now| now.as_secs())
+}
+
+/// What is left of the addresses that the network gives. A lease is counted until it ends, whoever had it: dnsmasq gives its address
+/// to nobody else before.
+pub(crate) fn room(connect: &Connect, config: &LibvirtConfig) -> Result<Option<AddressRoom>, CallError> {
+    let network = connect.lookup_network_by_name(&config.network)?;
+    let what: NetworkXml = xml::read(&network.xml_desc(0)?).map_err(CallError::Refused)?;
+    let (ranges, kept) = what.gives();
+    if ranges.is_empty() {
+        return Ok(None);
+    }
+    Ok(Some(left(&config.network, &ranges, kept, &sys::dhcp_leases(&network)?, now())))
+}
+
+fn left(
+    network: &str,
+    ranges: &[RangeInclusive<Ipv4Addr>],
+    kept: BTreeSet<Ipv4Addr>,
+    leases: &[Lease],
+    now: u64,
+) -> AddressRoom {
+    let is_given = |ip: &Ipv4Addr| ranges.iter().any(|range| range.contains(ip));
+    let living = leases.iter().filter(|lease| !has_ended(lease, now));
+    let leased = living.filter_map(|lease| Some((lease.ip.parse().ok().filter(is_given)?, lease.expires)));
+    let leased: Vec<(Ipv4Addr, i64)> = leased.collect();
+    let ends = leased.iter().filter_map(|(_, expires)| u64::try_from(*expires).ok().filter(|at| *at > 0));
+    let next = ends.min().map(|at| Duration::from_secs(at - now));
+    let sizes = ranges
+        .iter()
+        .map(|range| u64::from(range.end().to_bits().saturating_sub(range.start().to_bits())) + 1);
+    let kept = kept.into_iter().filter(is_given);
+    let taken: BTreeSet<Ipv4Addr> = leased.iter().map(|(ip, _)| *ip).chain(kept).collect();
+    let (total, taken) = (sizes.sum::<u64>(), u64::try_from(taken.len()).unwrap_or(u64::MAX));
+    AddressRoom { network: network.to_owned(), left: total.saturating_sub(taken), total, next }
 }
 
 /// All leases of a network last equally long, so the one that ends last was given or renewed last; 0 is no end.
@@ -92,8 +132,15 @@ fn newest_first(leases: &mut [Lease]) {
 }
 
 fn living(lease: &Lease, now: u64) -> Option<(MacAddr, IpAddr)> {
-    let ended = u64::try_from(lease.expires).is_ok_and(|expires| expires > 0 && expires <= now);
-    if ended { None } else { Some((lease.mac.as_ref()?.parse().ok()?, lease.ip.parse().ok()?)) }
+    if has_ended(lease, now) {
+        None
+    } else {
+        Some((lease.mac.as_ref()?.parse().ok()?, lease.ip.parse().ok()?))
+    }
+}
+
+fn has_ended(lease: &Lease, now: u64) -> bool {
+    u64::try_from(lease.expires).is_ok_and(|expires| expires > 0 && expires <= now)
 }
 
 /// The neighbours on a bridge that are one of these instances and sit on its port.
@@ -331,6 +378,22 @@ mod tests {
         assert!(living(&lease(99), 100).is_none());
         assert!(living(&lease(101), 100).is_some());
         assert!(living(&lease(0), 100).is_some());
+    }
+
+    #[test]
+    fn an_address_is_taken_until_its_lease_ends_and_where_it_is_kept_for_somebody() {
+        let ip = |last| Ipv4Addr::new(10, 0, 0, last);
+        let lease = |last, expires| Lease { mac: None, ip: ip(last).to_string(), expires };
+        let kept = || BTreeSet::from([ip(3), ip(200)]);
+        let ranges = [ip(2)..=ip(4), ip(9)..=ip(9)];
+        let room = |leases: &[Lease]| {
+            let room = left("n", &ranges, kept(), leases, 100);
+            (room.left, room.total, room.next.map(|next| next.as_secs()))
+        };
+        assert_eq!(room(&[]), (3, 4, None));
+        assert_eq!(room(&[lease(2, 100), lease(201, 110)]), (3, 4, None), "one has ended, one is no other's");
+        assert_eq!(room(&[lease(3, 500), lease(2, 0)]), (2, 4, Some(400)));
+        assert_eq!(room(&[lease(2, 300), lease(4, 160), lease(9, 0), lease(3, 400)]), (0, 4, Some(60)));
     }
 
     #[test]

@@ -9,7 +9,7 @@ use std::{
 use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
-    Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
+    AddressRoom, Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
     HypervisorResult, Observed, Usage, VolumeSource,
 };
 use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, NodeId};
@@ -916,6 +916,12 @@ impl Hypervisor for LibvirtHypervisor {
         let wanted: HashSet<InstanceId> = instances.iter().copied().collect();
         let work = move |connect: &virt::connect::Connect| Ok(usage::read(connect, &wanted)?);
         self.look.call("read what guests use".into(), Scope::Host, work).await
+    }
+
+    async fn address_room(&self) -> HypervisorResult<Option<AddressRoom>> {
+        let config = Arc::clone(&self.config);
+        let what = format!("count the addresses of network {}", config.network);
+        self.look.call(what, Scope::Host, move |connect| addresses::room(connect, &config)).await
     }
 
     async fn protect(&self) -> HypervisorResult<()> {

@@ -25,6 +25,8 @@ pub struct Measured {
     /// Why nothing can be written where guests' disks, images or the agent's own records are, where that is so: it is not there, or
     /// was mounted to be read alone.
     pub unwritable: Option<String>,
+    /// Of the network that gives guests their addresses, its name and how many it has left.
+    pub addresses: Option<(String, Room)>,
     /// So many seconds placement's clock is ahead of this host's.
     pub clock_behind: Option<i64>,
 }
@@ -32,7 +34,7 @@ pub struct Measured {
 /// What is left, of what there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Room {
-    /// In bytes, or files.
+    /// In bytes, files or addresses.
     pub left: u64,
     /// In the same.
     pub total: u64,
@@ -74,6 +76,9 @@ pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Tro
                 measured.unwritable.clone().or_else(short).or_else(no_files)
             }
             TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
+            TroubleKind::Network => {
+                measured.addresses.as_ref().and_then(|(network, room)| addresses(network, *room, edge))
+            }
             TroubleKind::Unknown => None,
         }?;
         Some(match known {
@@ -118,6 +123,25 @@ fn files(place: &str, room: Room, edge: Edge) -> Option<String> {
     let least = edge.of(FILES.min(room.total / 100), 2);
     (room.left < least)
         .then(|| format!("{} of {} inodes are left on the file system of {place}", room.left, room.total))
+}
+
+/// What is told of a network that has none left, also to whom asks for it beside the agent.
+pub fn addresses_left(network: &str, room: Room) -> String {
+    format!("{} of {} addresses of the network {network} are free", room.left, room.total)
+}
+
+/// What helps where there are none.
+pub fn more_addresses(network: &str) -> String {
+    format!(
+        "each is taken until its lease ends, also where its guest is gone: give the network a larger range or a shorter lease \
+         (`virsh net-edit {network}`)"
+    )
+}
+
+fn addresses(network: &str, room: Room, edge: Edge) -> Option<String> {
+    // Of a network of one address it ends with that one.
+    let least = edge.of(1, 2).min(room.total);
+    (room.left < least).then(|| format!("{}; {}", addresses_left(network, room), more_addresses(network)))
 }
 
 fn clock(behind: i64, edge: Edge) -> Option<String> {
@@ -203,6 +227,22 @@ mod tests {
         assert_eq!(kinds(&of(2000, 32_000_000), &begun), []);
         assert_eq!(kinds(&of(10, 1000), &[]), []);
         assert_eq!(kinds(&of(9, 1000), &[]), [TroubleKind::Disk]);
+    }
+
+    #[test]
+    fn a_network_without_a_free_address_is_trouble_until_it_has_two() {
+        let of = |left, total| Measured {
+            addresses: Some(("default".into(), Room { left, total })),
+            ..Measured::default()
+        };
+        let begun = begun(TroubleKind::Network);
+        assert_eq!(kinds(&of(1, 253), &[]), []);
+        let none = judge(&of(0, 253), &[], Timestamp::UNIX_EPOCH);
+        assert!(none[0].why.starts_with("0 of 253 addresses of the network default are free; "), "{none:?}");
+        assert!(none[0].why.contains("`virsh net-edit default`"), "{none:?}");
+        assert_eq!(kinds(&of(1, 253), &begun), [TroubleKind::Network]);
+        assert_eq!(kinds(&of(2, 253), &begun), []);
+        assert_eq!(kinds(&of(1, 1), &begun), []);
     }
 
     #[test]

@@ -1,6 +1,10 @@
 //! What libvirt says of interfaces: the taps of a domain that runs, and what a network is.
 
-use std::net::Ipv4Addr;
+use std::{
+    collections::BTreeSet,
+    net::{IpAddr, Ipv4Addr},
+    ops::RangeInclusive,
+};
 
 use ec_guard::Subnet;
 use ec_model::MacAddr;
@@ -76,9 +80,27 @@ impl Ip {
     }
 }
 
-/// That it is there is all that matters.
 #[derive(Debug, Deserialize)]
-struct Dhcp {}
+struct Dhcp {
+    #[serde(rename = "range", default)]
+    ranges: Vec<Range>,
+    #[serde(rename = "host", default)]
+    hosts: Vec<Reserved>,
+}
+
+#[derive(Debug, Deserialize)]
+struct Range {
+    #[serde(rename = "@start")]
+    start: IpAddr,
+    #[serde(rename = "@end")]
+    end: IpAddr,
+}
+
+#[derive(Debug, Deserialize)]
+struct Reserved {
+    #[serde(rename = "@ip")]
+    ip: Option<IpAddr>,
+}
 
 impl NetworkXml {
     /// Whether libvirt made its bridge, so that only guests are on it. Others, with a card of the host in
@@ -91,6 +113,26 @@ impl NetworkXml {
     /// Whether this host gives out its IPv4 addresses.
     pub(crate) fn has_dhcp(&self) -> bool {
         self.has_own_bridge() && self.ips.iter().any(|ip| ip.dhcp.is_some() && ip.is_ipv4())
+    }
+
+    /// The IPv4 addresses that it gives to whoever asks, and those that it keeps for somebody.
+    pub(crate) fn gives(&self) -> (Vec<RangeInclusive<Ipv4Addr>>, BTreeSet<Ipv4Addr>) {
+        let dhcp = || {
+            self.ips
+                .iter()
+                .filter(|ip| self.has_own_bridge() && ip.is_ipv4())
+                .filter_map(|ip| ip.dhcp.as_ref())
+        };
+        let ranges =
+            dhcp().flat_map(|dhcp| &dhcp.ranges).filter_map(|range| match (range.start, range.end) {
+                (IpAddr::V4(start), IpAddr::V4(end)) => Some(start..=end),
+                _ => None,
+            });
+        let kept = dhcp().flat_map(|dhcp| &dhcp.hosts).filter_map(|host| match host.ip {
+            Some(IpAddr::V4(ip)) => Some(ip),
+            _ => None,
+        });
+        (ranges.collect(), kept.collect())
     }
 
     /// This host's IPv4 addresses there; none where one of them does not say how large its subnet is.
@@ -139,6 +181,24 @@ mod tests {
         assert_eq!(read(&network("", "<ip family='ipv6' address='fd00::1'><dhcp/></ip>")), (true, false));
         assert_eq!(read(&network("<forward mode='bridge'/>", "")), (false, false));
     }
+
+    #[test]
+    fn a_network_tells_which_addresses_it_gives() {
+        let read = |text: &str| {
+            let network: NetworkXml = super::super::read(text).unwrap();
+            network.gives()
+        };
+        let ips = "<ip address='10.0.0.1' prefix='24'><dhcp><range start='10.0.0.2' end='10.0.0.9'><lease expiry='5'/></range>\
+            <range start='10.0.0.20' end='10.0.0.29'/><host mac='52:54:00:00:00:01' name='a' ip='10.0.0.3'/>\
+            <host name='b'/></dhcp></ip><ip address='10.0.1.1' prefix='24'/>\
+            <ip family='ipv6' address='fd00::1' prefix='64'><dhcp><range start='fd00::2' end='fd00::9'/><host id='0:1' ip='fd00::3'/></dhcp></ip>";
+        let (ranges, kept) = read(&format!("<network><name>n</name>{ips}</network>"));
+        let ip = |last| Ipv4Addr::new(10, 0, 0, last);
+        assert_eq!((ranges, kept), (vec![ip(2)..=ip(9), ip(20)..=ip(29)], [ip(3)].into()));
+        let bridged = format!("<network><name>n</name><forward mode='bridge'/>{ips}</network>");
+        assert_eq!(read(&bridged), Default::default());
+    }
+
     #[test]
     fn a_network_tells_of_which_subnets_it_gives_addresses() {
         let read = |ips: &str| {

@@ -49,6 +49,8 @@ pub enum TroubleKind {
     Disk,
     /// The time of day is another than placement's.
     Clock,
+    /// The guests' network has no address for another one.
+    Network,
     /// One that a later release has.
     #[serde(other)]
     Unknown,
@@ -56,7 +58,7 @@ pub enum TroubleKind {
 
 impl TroubleKind {
     /// All that this release knows.
-    pub const ALL: [Self; 3] = [Self::Memory, Self::Disk, Self::Clock];
+    pub const ALL: [Self; 4] = [Self::Memory, Self::Disk, Self::Clock, Self::Network];
 }
 
 impl fmt::Display for TroubleKind {
@@ -65,6 +67,7 @@ impl fmt::Display for TroubleKind {
             Self::Memory => "memory",
             Self::Disk => "disk",
             Self::Clock => "clock",
+            Self::Network => "network",
             Self::Unknown => "unknown",
         })
     }
