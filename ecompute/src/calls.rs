@@ -44,9 +44,11 @@ impl CountedHypervisor {
     /// A call about all that is here.
     async fn all<T>(&self, call: impl Future<Output = HypervisorResult<T>>) -> HypervisorResult<T> {
         let sign = |outcome: &HypervisorResult<T>| match outcome {
-            Err(error @ (HypervisorError::Unreachable { .. } | HypervisorError::TimedOut { .. })) => {
-                Sign::Silent(error.to_string())
-            }
+            Err(
+                error @ (HypervisorError::Unreachable { .. }
+                | HypervisorError::TimedOut { .. }
+                | HypervisorError::Busy { .. }),
+            ) => Sign::Silent(error.to_string()),
             _ => Sign::Answered,
         };
         self.1.call(call, sign).await
@@ -56,7 +58,7 @@ impl CountedHypervisor {
     async fn one<T>(&self, call: impl Future<Output = HypervisorResult<T>>) -> HypervisorResult<T> {
         let sign = |outcome: &HypervisorResult<T>| match outcome {
             Err(error @ HypervisorError::Unreachable { .. }) => Sign::Silent(error.to_string()),
-            Err(HypervisorError::TimedOut { .. }) => Sign::None,
+            Err(HypervisorError::TimedOut { .. } | HypervisorError::Busy { .. }) => Sign::None,
             _ => Sign::Answered,
         };
         self.1.call(call, sign).await

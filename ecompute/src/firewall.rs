@@ -40,9 +40,12 @@ fn ufw_keeps_out(root: &Path, bridge: &str) -> bool {
         })
     };
     let lets_in = |rule: &str| {
-        let fields: Vec<&str> = rule.split_ascii_whitespace().collect();
-        let [action, protocol, port, to, .., how] = fields[..] else { return false };
-        matches!(action, "allow" | "limit")
+        // What is behind the way in is the administrator's comment; what an action logs changes nothing of it.
+        let fields = rule.split_ascii_whitespace().filter(|field| !field.starts_with("comment="));
+        let fields: Vec<&str> = fields.collect();
+        let [action, protocol, port, to, _, from, .., how] = fields[..] else { return false };
+        matches!(action.split('_').next(), Some("allow" | "limit"))
+            && matches!(from, "0.0.0.0/0" | "any")
             && matches!(protocol, "tcp" | "any")
             && port.split(',').any(|port| matches!(port, "80" | "any"))
             && matches!(to, "169.254.169.254" | "0.0.0.0/0")
@@ -106,6 +109,8 @@ mod tests {
             ("allow tcp 80,443 0.0.0.0/0 any 0.0.0.0/0 in", true),
             ("allow tcp 80 0.0.0.0/0 any 0.0.0.0/0 Nginx%20HTTP - in", true),
             ("allow any any 0.0.0.0/0 any 0.0.0.0/0 in_virbr0", true),
+            ("allow_log tcp 80 0.0.0.0/0 any 0.0.0.0/0 in comment=6d65746164617461", true),
+            ("allow tcp 80 0.0.0.0/0 any 10.0.0.0/8 in", false),
             ("allow tcp 80 0.0.0.0/0 any 0.0.0.0/0 in_eth0", false),
             ("allow tcp 22 0.0.0.0/0 any 0.0.0.0/0 in", false),
             ("deny tcp 80 0.0.0.0/0 any 0.0.0.0/0 in", false),

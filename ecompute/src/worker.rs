@@ -252,7 +252,8 @@ impl Worker {
                 let asked = parts.hypervisor.shut_down(instance).await;
                 match asked {
                     Ok(()) => self.done.push(Change::AskedToEnd),
-                    Err(HypervisorError::Unreachable { .. }) => {}
+                    // It was not, and could hear.
+                    Err(HypervisorError::Unreachable { .. } | HypervisorError::Busy { .. }) => {}
                     Err(_) => self.done.push(Change::AskedInVain),
                 }
                 asked.map_err(|error| Stop::Retry(error.to_string()))

@@ -13,8 +13,7 @@ pub type HypervisorResult<T> = Result<T, HypervisorError>;
 /// What went wrong, by what the caller can do about it.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum HypervisorError {
-    /// The hypervisor cannot be reached now, or hears no more calls: wait and try again, nothing was asked of it and nothing about the
-    /// instance is wrong.
+    /// The hypervisor cannot be reached now: wait and try again, nothing about the instance is wrong.
     #[error("hypervisor is not reachable at {uri}: {detail}")]
     Unreachable {
         /// The connection URI.
@@ -26,6 +25,14 @@ pub enum HypervisorError {
     #[error("{what} did not come back within {seconds} s")]
     TimedOut {
         /// The call and what it was for.
+        what: String,
+        /// The deadline that passed, in seconds.
+        seconds: u64,
+    },
+    /// All that may be asked at a time waits: nothing was asked, and nothing about the instance is wrong.
+    #[error("none of the calls before the one to {what} came back within {seconds} s")]
+    Busy {
+        /// What was to be done to what.
         what: String,
         /// The deadline that passed, in seconds.
         seconds: u64,

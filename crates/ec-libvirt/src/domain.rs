@@ -314,9 +314,10 @@ impl Drop for Save<'_> {
 }
 
 impl Saves {
-    /// One more, of a guest that takes so much where so much is free; or why there is no room for that.
-    fn begin(&self, free: u64, takes: u64) -> Result<Save<'_>, String> {
+    /// One more, of a guest that takes so much, where as much is free as is found then; or why there is no room for that.
+    fn begin(&self, takes: u64, free: impl FnOnce() -> Option<u64>) -> Result<Save<'_>, String> {
         let mut others = locked(&self.0);
+        let free = free().unwrap_or(u64::MAX);
         if free < others.saturating_add(takes).saturating_add(ROOM_BESIDE) {
             let [free, others, takes, beside] = [free, *others, takes, ROOM_BESIDE].map(|bytes| bytes >> 20);
             let others = match others {
@@ -347,10 +348,13 @@ pub(crate) fn save(
     }
     // It would halt the guest, fill the file system to the last byte, to which others write, too, and let the guest go on: at each try.
     let _save = if connect.uri().is_ok_and(|uri| uri == SYSTEM)
-        && let (Ok(stat), Some(takes)) = (nix::sys::statvfs::statvfs(SAVES), resident_bytes(&domain))
+        && let Some(takes) = resident_bytes(&domain)
     {
-        let free = stat.blocks_available() * stat.fragment_size();
-        Some(saves.begin(free, takes).map_err(CallError::NotNow)?)
+        let free = || {
+            let stat = nix::sys::statvfs::statvfs(SAVES).ok()?;
+            Some(stat.blocks_available() * stat.fragment_size())
+        };
+        Some(saves.begin(takes, free).map_err(CallError::NotNow)?)
     } else {
         None
     };
@@ -605,18 +609,19 @@ mod tests {
     fn memory_is_saved_where_room_stays_beside_it() {
         let gib = 1 << 30;
         let saves = Saves::default();
-        let why = saves.begin(3 * gib - 1, 2 * gib).unwrap_err();
+        let begin = |free, takes| saves.begin(takes, || Some(free));
+        let why = begin(3 * gib - 1, 2 * gib).unwrap_err();
         assert!(why.contains("3071 MiB are free below /") && why.contains("up to 2048 MiB"), "{why}");
         assert!(!why.contains("others whose"), "{why}");
-        let first = saves.begin(3 * gib, 2 * gib).unwrap();
+        let first = begin(3 * gib, 2 * gib).unwrap();
         // What the first has written by then is counted twice, and is waited for.
-        let why = saves.begin(4 * gib - 1, gib).unwrap_err();
+        let why = begin(4 * gib - 1, gib).unwrap_err();
         assert!(why.contains("4095 MiB are free") && why.contains("2048 MiB of them for others"), "{why}");
-        let second = saves.begin(4 * gib, gib).unwrap();
-        saves.begin(4 * gib, 1).unwrap_err();
+        let second = begin(4 * gib, gib).unwrap();
+        begin(4 * gib, 1).unwrap_err();
         drop(first);
         drop(second);
-        saves.begin(gib + 1, 1).unwrap();
+        begin(gib + 1, 1).unwrap();
     }
 
     #[test]

@@ -55,6 +55,8 @@ const COPYING: usize = 4;
 
 /// Guests whose memory is saved at a time. Each is written in one call, which takes minutes where there is much of it.
 const SAVING: usize = 4;
+/// So long one waits for its turn at once; then it is told so, and its user may think better of it between two tries.
+const SAVING_WAITS: Duration = Duration::from_secs(2);
 
 /// Between two looks whether a copy is whole, a sixteenth of the time that it took so far, so that it is seen soon after its
 /// end; but no less than the first, and no more than the second.
@@ -824,7 +826,7 @@ impl Hypervisor for LibvirtHypervisor {
     async fn save(&self, instance: InstanceId) -> HypervisorResult<()> {
         let what = format!("save domain {instance}");
         let place = Arc::clone(&self.saving).acquire_owned();
-        let Ok(place) = tokio::time::timeout(self.config.call_timeout, place).await else {
+        let Ok(place) = tokio::time::timeout(SAVING_WAITS, place).await else {
             let detail = format!("the memory of {SAVING} others is being saved");
             return Err(HypervisorError::NotNow { what, detail });
         };

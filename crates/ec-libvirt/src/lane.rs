@@ -78,7 +78,6 @@ const AT_ONCE: Duration = Duration::from_secs(1);
 
 /// See the module.
 pub(crate) struct Lanes {
-    uri: String,
     timeout: Duration,
     hung: Arc<Hung>,
     permits: Arc<Semaphore>,
@@ -118,7 +117,6 @@ impl Lanes {
         let others = (1..count).map(|_| Lane::new(uri, timeout, hung, None));
         let lanes = others.chain([Lane::new(uri, timeout, hung, listener)]).collect();
         Self {
-            uri: uri.to_owned(),
             timeout,
             hung: Arc::clone(hung),
             permits: Arc::new(Semaphore::new(count)),
@@ -152,11 +150,7 @@ impl Lanes {
         let permits = tokio::time::timeout(self.timeout, permits).await.ok().flatten();
         // With the permit alone: a lane that is taken without one comes back never.
         let Some(turn) = permits.and_then(|(permit, other)| self.turn(permit, other)) else {
-            let detail = format!(
-                "none of the calls before the one to {what} came back within {} s",
-                self.timeout.as_secs()
-            );
-            return Err(HypervisorError::Unreachable { uri: self.uri.clone(), detail });
+            return Err(HypervisorError::Busy { what, seconds: self.timeout.as_secs() });
         };
         let lane = Arc::clone(&turn.lane);
         let called = lane.call(turn, what.clone(), scope, work).await;
@@ -430,7 +424,7 @@ mod tests {
         }
         for _ in 0..2 {
             let waits = lanes.call("wait".to_owned(), Scope::Instance(instance(2)), |_| Ok(())).await;
-            assert!(waits.unwrap_err().to_string().contains("none of the calls before"));
+            assert!(matches!(waits, Err(HypervisorError::Busy { .. })), "{waits:?}");
             // Neither is a lane lost to those that waited in vain.
             lanes.call("end".to_owned(), Scope::End(instance(0)), |_| Ok(())).await.unwrap();
         }

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use ec_hypervisor::HypervisorError::{Failed, NotNow, TimedOut};
+use ec_hypervisor::HypervisorError::{Busy, Failed, NotNow, TimedOut};
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Handover, Rebuilt, Resized, State, Status};
 use ec_plan::{
@@ -174,7 +174,7 @@ impl Worker {
                 Ok(())
             }
             // For now or for good: nothing else that is wanted of it waits for that.
-            Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. })) => {
+            Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. } | Busy { .. })) => {
                 tracing::warn!(%error, "it has not the volumes that it is to have");
                 // An older etcd knows of none that it was given since.
                 let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
