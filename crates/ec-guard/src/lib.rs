@@ -71,6 +71,9 @@ pub enum GuardError {
     /// The kernel or the program does not take them.
     #[error("the kernel or nft refuses the rules: {0}")]
     Refused(String),
+    /// The program did not end in this time: nothing is known of whether rules can be here.
+    #[error("nft did not end in {} s", .0.as_secs())]
+    Silent(Duration),
 }
 
 /// The rules of this host as one agent keeps them. Its calls block for some milliseconds.

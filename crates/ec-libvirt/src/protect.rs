@@ -195,6 +195,8 @@ impl Protection {
                 }
                 Ok(())
             }
+            // A host that is busy, as when it starts, says nothing about whether it can have rules: no guest starts without them for that.
+            Err(error @ GuardError::Silent(_)) => Err(CallError::NotNow(error.to_string())),
             Err(error @ GuardError::Refused(_)) if self.guard.is_loaded() => {
                 Err(CallError::NotNow(error.to_string()))
             }
@@ -255,6 +257,20 @@ fn reachable(endpoints: &BTreeSet<SocketAddr>, own: &BTreeSet<IpAddr>) -> BTreeS
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_guest_starts_without_rules_because_nft_is_slow() {
+        let protection = Protection::default();
+        let mut config = LibvirtConfig::new("00000000-0000-4000-8000-000000000001".parse().unwrap());
+        for required in [false, true] {
+            config.filter_required = required;
+            let silent = GuardError::Silent(Duration::from_secs(10));
+            let judged = protection.judge(&config, Err(silent));
+            assert!(matches!(judged, Err(CallError::NotNow(why)) if why == "nft did not end in 10 s"));
+        }
+        config.filter_required = false;
+        assert!(protection.judge(&config, Err(GuardError::NoProgram)).is_ok());
+    }
 
     #[test]
     fn what_listens_here_is_closed_on_every_address_of_this_host() {
