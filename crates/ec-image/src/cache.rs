@@ -1,6 +1,12 @@
 //! The cache as its user sees it.
 
-use std::{collections::HashSet, io, path::PathBuf, sync::Arc, time::Duration};
+use std::{
+    collections::HashSet,
+    io,
+    path::PathBuf,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
 
 use ec_model::{BaseImage, ImageRef, Progress};
 use ec_runtime::Host;
@@ -78,12 +84,42 @@ pub struct ImageCache {
     inner: Arc<Inner>,
 }
 
+type Opened = Shared<BoxFuture<'static, Result<Ground, ImageError>>>;
+
 /// The files of the cache, once their file system has answered.
-type Opening = Shared<BoxFuture<'static, Result<Ground, ImageError>>>;
+struct Opening {
+    host: Host,
+    open: Arc<dyn Fn() -> Result<Ground, ImageError> + Send + Sync>,
+    /// The try under way, or the one that did.
+    last: Mutex<Option<Opened>>,
+}
+
+impl Opening {
+    fn last(&self) -> MutexGuard<'_, Option<Opened>> {
+        self.last.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn begin(&self) -> Opened {
+        let (host, open) = (self.host.clone(), Arc::clone(&self.open));
+        async move { host.blocking(move || open()).await.map_err(|_| ImageError::Interrupted)? }
+            .boxed()
+            .shared()
+    }
+
+    async fn ground(&self) -> Result<Ground, ImageError> {
+        let this = self.last().get_or_insert_with(|| self.begin()).clone();
+        let outcome = this.clone().await;
+        if outcome.is_err() {
+            // The file system may be well again when the next one asks.
+            self.last().take_if(|last| last.ptr_eq(&this));
+        }
+        outcome
+    }
+}
 
 struct Inner {
     host: Host,
-    ground: Opening,
+    opening: Opening,
     local: Arc<Local>,
     origin: Origin,
     store: Option<ImageStore>,
@@ -141,17 +177,18 @@ impl ImageCache {
         } = config;
         let store = store.as_ref().map(ImageStore::open).transpose();
         let store = store.map_err(|error| ImageError::BadStore { source: Arc::new(error) })?;
+        let in_use = Arc::new(in_use);
         let open = move || {
-            let shelf = Shelf::open(&directory, max_bytes, Box::new(in_use))?;
+            let in_use = Arc::clone(&in_use);
+            let shelf = Shelf::open(&directory, max_bytes, Box::new(move || in_use()))?;
             let index = Index::open(&directory)?;
             index.prune(|entry| shelf.has(&entry.digest, entry.size))?;
             Ok(Ground { shelf: Arc::new(shelf), index: Arc::new(index) })
         };
-        let of_host = host.clone();
-        let opening = async move { of_host.blocking(open).await.map_err(|_| ImageError::Interrupted)? };
+        let opening = Opening { host: host.clone(), open: Arc::new(open), last: Mutex::default() };
         let inner = Inner {
             host,
-            ground: opening.boxed().shared(),
+            opening,
             local: Arc::new(Local(local)),
             store,
             stall_timeout,
@@ -166,9 +203,9 @@ impl ImageCache {
     /// Returns once its directories are made and swept, however long the file system takes to answer.
     ///
     /// # Errors
-    /// The cache cannot be used, and nothing is fetched into it.
+    /// The cache cannot be used now. It is opened anew for whoever asks, or fetches, next.
     pub async fn opened(&self) -> Result<(), ImageError> {
-        self.inner.ground.clone().await.map(drop)
+        self.inner.opening.ground().await.map(drop)
     }
 
     /// The image, from the cache where its origin says that it is still the same.
@@ -201,7 +238,7 @@ impl ImageCache {
         };
         self.inner.permit(&wanted)?;
         if wanted.sha256.is_some() || wanted.sha512.is_some() {
-            let (ground, wanted) = (self.inner.ground.clone().await?, wanted.clone());
+            let (ground, wanted) = (self.inner.opening.ground().await?, wanted.clone());
             let found = self.inner.host.blocking(move || ground.known(&wanted)).await;
             if let Some((_, landed)) = found.map_err(|_| ImageError::Interrupted)? {
                 return hand_out(landed);
@@ -262,7 +299,7 @@ impl Inner {
     }
 
     async fn bring(&self, wanted: Wanted, state: watch::Sender<State>) -> Result<Landed, ImageError> {
-        let ground = self.ground.clone().await?;
+        let ground = self.opening.ground().await?;
         match wanted.source.clone() {
             // Whose turn it is it knows itself: who is slow gives it up.
             Source::Http(_) => self.origin.bring(ground, wanted, state).await,
@@ -292,5 +329,23 @@ impl Inner {
                 away.map_or(brought, Err)
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn an_opening_that_failed_is_tried_again_for_the_next_one() {
+        let dir = tempfile::tempdir().unwrap();
+        let directory = dir.path().join("images");
+        std::fs::write(&directory, "in the way").unwrap();
+        let cache = ImageCache::begin(CacheConfig::new(&directory, 1 << 20), HashSet::new).unwrap();
+        cache.opened().await.unwrap_err();
+        std::fs::remove_file(&directory).unwrap();
+        cache.opened().await.unwrap();
+        // Another opening would find the directory locked.
+        cache.opened().await.unwrap();
     }
 }
