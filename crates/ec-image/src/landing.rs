@@ -253,8 +253,10 @@ fn damaged(url: &str, packing: &'static str, error: io::Error) -> ImageError {
     ImageError::Unpacking { url: url.to_owned(), packing, source: Arc::new(error) }
 }
 
-/// Writes bytes that come to lie at `at`, and leaves out what of a block is zeroes: most of a raw disk is free space.
-fn write_with_holes(file: &mut File, at: u64, mut bytes: &[u8]) -> io::Result<()> {
+/// Writes bytes that come to lie at `at`, and leaves out what of a block is zeroes: most of a raw disk is free space. Answers how many
+/// it did not leave out.
+fn write_with_holes(file: &mut File, at: u64, mut bytes: &[u8]) -> io::Result<u64> {
+    let mut written = 0;
     let block = EMPTY.len();
     let to_block = usize::try_from(at.next_multiple_of(block as u64) - at).map_err(io::Error::other)?;
     let (begun, blocks) = bytes.split_at(to_block.min(bytes.len()));
@@ -267,10 +269,11 @@ fn write_with_holes(file: &mut File, at: u64, mut bytes: &[u8]) -> io::Result<()
             file.seek(SeekFrom::Current(i64::try_from(run.len()).map_err(io::Error::other)?))?;
         } else {
             file.write_all(run)?;
+            written += run.len() as u64;
         }
         bytes = behind;
     }
-    Ok(())
+    Ok(written)
 }
 
 impl Disk {
@@ -282,9 +285,10 @@ impl Disk {
         let at = self.written;
         self.written += bytes.len() as u64;
         self.room.cover(self.written, false)?;
-        write_with_holes(&mut self.temporary.file, at, bytes)
+        self.room.write(bytes.len() as u64)?;
+        let written = write_with_holes(&mut self.temporary.file, at, bytes)
             .map_err(ImageError::cache("write", &self.temporary.path))?;
-        self.room.wrote(self.written);
+        self.room.wrote(written);
         self.hash.update(bytes);
         if self.header.len() < HEADER_LEN {
             let missing = HEADER_LEN - self.header.len();

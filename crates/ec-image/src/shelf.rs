@@ -53,10 +53,10 @@ struct Ledger {
     touched: Option<HashSet<String>>,
     /// The base that an eviction is taking away at this moment: nobody finds it any more.
     leaving: Option<String>,
-    /// Bytes promised to downloads under way.
+    /// Bytes of the cache promised to downloads under way.
     reserved: u64,
-    /// How many of these are written, and so no longer free.
-    written: u64,
+    /// Bytes of the disk that they may write before they look again.
+    to_write: u64,
     temporary: u64,
 }
 
@@ -201,23 +201,28 @@ impl Shelf {
 
     /// A promise of room that has no bytes yet.
     pub(crate) fn reservation(self: &Arc<Self>) -> Reservation {
-        Reservation { shelf: Arc::clone(self), bytes: 0, written: 0 }
+        Reservation { shelf: Arc::clone(self), bytes: 0, to_write: 0 }
     }
 
     fn space(&self) -> Result<Space, ImageError> {
         (self.space)(&self.tmp).map_err(ImageError::cache("measure the file system of", &self.tmp))
     }
 
-    /// Whether so many bytes more find room beside these bases and what is promised: within the cache's bound, and on a file system that
-    /// guests write to, too.
-    fn admit(&self, ledger: &Ledger, more: u64, bases: u64, space: Space) -> Result<(), ImageError> {
-        let (held, max_bytes) = (bases.saturating_add(ledger.reserved), self.max_bytes);
-        if held.saturating_add(more) > max_bytes {
-            return Err(ImageError::CacheFull { wanted: more, held, max_bytes });
+    /// Whether there is room for that beside these bases and what is promised.
+    fn admit(&self, ledger: &Ledger, need: Need, bases: u64, space: Space) -> Result<(), ImageError> {
+        match need {
+            Need::Cache(wanted) => {
+                let (held, max_bytes) = (bases.saturating_add(ledger.reserved), self.max_bytes);
+                if held.saturating_add(wanted) > max_bytes {
+                    return Err(ImageError::CacheFull { wanted, held, max_bytes });
+                }
+                Ok(())
+            }
+            Need::Disk(more) => {
+                let full = |source| ImageError::DiskFull { path: self.tmp.clone(), source: Arc::new(source) };
+                space.admit(ledger.to_write.saturating_add(more)).map_err(full)
+            }
         }
-        let wanted = (ledger.reserved - ledger.written).saturating_add(more);
-        let full = |source| ImageError::DiskFull { path: self.tmp.clone(), source: Arc::new(source) };
-        space.admit(wanted).map_err(full)
     }
 
     fn bases(&self) -> Result<Vec<Base>, ImageError> {
@@ -234,8 +239,8 @@ impl Shelf {
             .collect())
     }
 
-    /// Removes what was used longest ago until `wanted` bytes fit.
-    fn evict(&self, wanted: u64) -> Result<(), ImageError> {
+    /// Removes what was used longest ago until there is room for that.
+    fn evict(&self, need: Need) -> Result<(), ImageError> {
         let _one_at_a_time = self.evicting.lock().unwrap_or_else(PoisonError::into_inner);
         {
             let mut ledger = self.ledger();
@@ -249,7 +254,7 @@ impl Shelf {
         let mut total = bases.iter().map(|base| base.size).sum::<u64>();
         let (mut doomed, mut failed) = (Vec::new(), None);
         for base in bases {
-            if self.admit(&self.ledger(), wanted, total, space).is_ok() {
+            if self.admit(&self.ledger(), need, total, space).is_ok() {
                 break;
             }
             if in_use.contains(&base.digest) || !self.leaves(&base.digest) {
@@ -283,8 +288,16 @@ impl Shelf {
         if let Some(error) = failed {
             return Err(error);
         }
-        self.admit(&self.ledger(), wanted, total, space)
+        self.admit(&self.ledger(), need, total, space)
     }
+}
+
+/// What room is wanted for: the whole of an image in the cache, or what comes next of it on a file system that guests write to, too. How
+/// much of an image is written nobody knows before: what of it is empty is left out.
+#[derive(Clone, Copy)]
+enum Need {
+    Cache(u64),
+    Disk(u64),
 }
 
 struct Base {
@@ -318,11 +331,11 @@ impl Drop for Pin {
 pub(crate) struct Reservation {
     shelf: Arc<Shelf>,
     bytes: u64,
-    written: u64,
+    to_write: u64,
 }
 
 impl Reservation {
-    /// Makes sure that `total` bytes are promised, `exactly` or with some to spare for what follows.
+    /// Makes sure that `total` bytes of the cache are promised, `exactly` or with some to spare for what follows.
     pub(crate) fn cover(&mut self, total: u64, exactly: bool) -> Result<(), ImageError> {
         if total <= self.bytes {
             return Ok(());
@@ -333,45 +346,67 @@ impl Reservation {
         }
         let least = total - self.bytes;
         let spare = |step: u64| if exactly { least } else { (least + step).min(max_bytes - self.bytes) };
-        let (plenty, some) = (spare(STEP), spare(SMALL_STEP));
-        if self.take(plenty)? || self.take(some)? || self.take(least)? {
+        self.find([spare(STEP), spare(SMALL_STEP), least], Need::Cache)
+    }
+
+    /// Makes sure that so many bytes, which were promised, may be written. Looks at the disk again after each step of what really is:
+    /// guests write meanwhile.
+    pub(crate) fn write(&mut self, bytes: u64) -> Result<(), ImageError> {
+        if bytes <= self.to_write {
             return Ok(());
         }
-        match self.shelf.evict(some) {
-            Ok(()) if self.take(some)? => return Ok(()),
+        let least = bytes - self.to_write;
+        self.find([STEP.max(least), SMALL_STEP.max(least), least], Need::Disk)
+    }
+
+    /// So many bytes have been written, and are no longer free.
+    pub(crate) fn wrote(&mut self, bytes: u64) {
+        self.shelf.ledger().to_write -= bytes;
+        self.to_write -= bytes;
+    }
+
+    /// Takes as much of these as there is room for, the most first; what is in the way of the others goes.
+    fn find(&mut self, [plenty, some, least]: [u64; 3], need: fn(u64) -> Need) -> Result<(), ImageError> {
+        if self.take(need(plenty))? || self.take(need(some))? || self.take(need(least))? {
+            return Ok(());
+        }
+        match self.shelf.evict(need(some)) {
+            Ok(()) if self.take(need(some))? => return Ok(()),
             Ok(()) | Err(ImageError::CacheFull { .. } | ImageError::DiskFull { .. }) => {}
             Err(error) => return Err(error),
         }
-        if self.take(least)? {
+        if self.take(need(least))? {
             return Ok(());
         }
-        self.shelf.evict(least)?;
+        self.shelf.evict(need(least))?;
         // Another download, or a guest, may have been quicker to take what was evicted.
-        self.try_take(least)
-    }
-
-    /// So many bytes of the image have been written, or left out of it.
-    pub(crate) fn wrote(&mut self, total: u64) {
-        self.shelf.ledger().written += total - self.written;
-        self.written = total;
+        self.try_take(need(least))
     }
 
     /// Whether there was room for so much more.
-    fn take(&mut self, more: u64) -> Result<bool, ImageError> {
-        match self.try_take(more) {
+    fn take(&mut self, need: Need) -> Result<bool, ImageError> {
+        match self.try_take(need) {
             Err(ImageError::CacheFull { .. } | ImageError::DiskFull { .. }) => Ok(false),
             taken => taken.map(|()| true),
         }
     }
 
-    fn try_take(&mut self, more: u64) -> Result<(), ImageError> {
+    fn try_take(&mut self, need: Need) -> Result<(), ImageError> {
         let _files = self.shelf.files();
         let bases = self.shelf.bases()?.iter().map(|base| base.size).sum();
         let space = self.shelf.space()?;
         let mut ledger = self.shelf.ledger();
-        self.shelf.admit(&ledger, more, bases, space)?;
-        ledger.reserved += more;
-        self.bytes += more;
+        self.shelf.admit(&ledger, need, bases, space)?;
+        match need {
+            Need::Cache(more) => {
+                ledger.reserved += more;
+                self.bytes += more;
+            }
+            Need::Disk(more) => {
+                ledger.to_write += more;
+                self.to_write += more;
+            }
+        }
         Ok(())
     }
 }
@@ -380,7 +415,7 @@ impl Drop for Reservation {
     fn drop(&mut self) {
         let mut ledger = self.shelf.ledger();
         ledger.reserved -= self.bytes;
-        ledger.written -= self.written;
+        ledger.to_write -= self.to_write;
     }
 }
 

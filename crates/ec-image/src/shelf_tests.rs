@@ -13,6 +13,7 @@ fn digest(letter: char) -> String {
 fn put(shelf: &Arc<Shelf>, letter: char, size: u64) -> Result<Landed, ImageError> {
     let mut room = shelf.reservation();
     room.cover(size, true)?;
+    room.write(size)?;
     let temporary = shelf.temporary()?;
     temporary.file.set_len(size).unwrap();
     let base = BaseImage {
@@ -207,12 +208,12 @@ fn on_a_disk(directory: &Path, space: fn(&Path) -> io::Result<Space>) -> Arc<She
 }
 
 #[test]
-fn downloads_leave_the_disk_some_room_and_none_takes_what_another_was_promised() {
+fn downloads_leave_the_disk_some_room_and_none_takes_what_another_may_write() {
     let dir = tempfile::tempdir().unwrap();
     let shelf = on_a_disk(dir.path(), |_| Ok(Space { free: 10 * GIB, whole: 100 * GIB }));
     let (mut one, mut other) = (shelf.reservation(), shelf.reservation());
-    one.cover(6 * GIB, true).unwrap();
-    let error = other.cover(4 * GIB, true).unwrap_err();
+    one.write(6 * GIB).unwrap();
+    let error = other.write(4 * GIB).unwrap_err();
     assert!(matches!(error, ImageError::DiskFull { .. }) && error.is_transient(), "{error}");
     let why = std::error::Error::source(&error).unwrap().to_string();
     assert_eq!(
@@ -221,17 +222,37 @@ fn downloads_leave_the_disk_some_room_and_none_takes_what_another_was_promised()
     );
     // What is written is no longer free: it counts once.
     one.wrote(GIB);
-    other.cover(4 * GIB, true).unwrap();
+    other.write(4 * GIB).unwrap();
     drop(one);
-    other.cover(9 * GIB, true).unwrap();
     // There is less to spare for what follows than is taken where there is plenty.
+    other.write(9 * GIB - 1).unwrap();
     let mut third = shelf.reservation();
-    third.cover(1, false).unwrap_err();
-    drop(other);
-    third.cover(9 * GIB - 2, false).unwrap();
-    drop(third);
+    third.write(2).unwrap_err();
+    third.write(1).unwrap();
+    drop((other, third));
     let ledger = shelf.ledger();
-    assert_eq!((ledger.reserved, ledger.written), (0, 0));
+    assert_eq!((ledger.reserved, ledger.to_write), (0, 0));
+}
+
+#[test]
+fn the_disk_is_looked_at_again_after_each_step_and_what_is_empty_takes_none_of_it() {
+    let dir = tempfile::tempdir().unwrap();
+    // Guests write as much as is in this file.
+    let space = |tmp: &Path| {
+        let of_guests = fs::metadata(tmp.parent().unwrap().join("guests")).map_or(0, |meta| meta.len());
+        Ok(Space { free: 2 * GIB - of_guests, whole: 100 * GIB })
+    };
+    let shelf = on_a_disk(dir.path(), space);
+    let mut room = shelf.reservation();
+    // Far more than there is, most of which is empty.
+    room.cover(500 * GIB, true).unwrap();
+    room.write(SMALL_STEP).unwrap();
+    room.wrote(0);
+    room.write(STEP).unwrap();
+    room.wrote(STEP);
+    File::create(dir.path().join("guests")).unwrap().set_len(GIB).unwrap();
+    let error = room.write(SMALL_STEP).unwrap_err();
+    assert!(matches!(error, ImageError::DiskFull { .. }), "{error}");
 }
 
 #[test]
@@ -252,12 +273,12 @@ fn where_the_disk_is_short_what_nobody_uses_goes() {
     };
     drop(written('a'));
     let pinned = written('b');
-    assert!(shelf.reservation().cover(2 << 20, true).is_ok(), "one had to go for it");
+    assert!(shelf.reservation().write(2 << 20).is_ok(), "one had to go for it");
     let has = |letter| shelf.has(&digest(letter), 1 << 20);
     assert!(!has('a') && has('b'));
-    let error = shelf.reservation().cover(3 << 20, true).unwrap_err();
+    let error = shelf.reservation().write(3 << 20).unwrap_err();
     assert!(matches!(error, ImageError::DiskFull { .. }), "{error}");
     drop(pinned);
-    shelf.reservation().cover(3 << 20, true).unwrap();
+    shelf.reservation().write(3 << 20).unwrap();
     assert!(!has('b'));
 }
