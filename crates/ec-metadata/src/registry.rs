@@ -29,21 +29,21 @@ use crate::{InstanceRecord, RecordDir, RecordFileError, records::failed};
 /// Where servers of this host find each other.
 pub(crate) const DIRECTORY: &str = "/run/ecompute/metadata";
 
-/// Records of others that are there answer in less. They lie on file systems of others, of which one may not answer at all: guests
-/// of all agents of the host would wait for it.
+/// Records that are there answer in less. Each agent's lie on its own file system, of which one may not answer at all: guests of all
+/// agents of the host would wait for it.
 const ANSWERS_IN: Duration = Duration::from_secs(2);
 
-/// The records of another agent of this host. They are asked one question at a time: each that is not answered holds a thread.
+/// The records of one agent of this host. They are asked one question at a time: each that is not answered holds a thread.
 #[derive(Debug, Clone)]
-struct Foreign {
+struct Source {
     records: RecordDir,
     /// When the question was asked that is under way.
     asked: Arc<(Mutex<Option<Instant>>, Condvar)>,
 }
 
-impl Foreign {
-    fn new(path: &Path) -> Self {
-        Self { records: RecordDir::reader(path), asked: Arc::default() }
+impl Source {
+    fn new(records: RecordDir) -> Self {
+        Self { records, asked: Arc::default() }
     }
 
     /// What they answer to that; an error where they do not, at once where somebody waits for them in vain already.
@@ -91,23 +91,23 @@ impl Drop for Over {
 #[derive(Debug, Clone)]
 pub(crate) struct Sources {
     bridge: String,
-    own: RecordDir,
+    own: Source,
     /// Where there is no such place, there are no others.
     place: Option<PathBuf>,
-    readers: Arc<Mutex<HashMap<PathBuf, Foreign>>>,
+    readers: Arc<Mutex<HashMap<PathBuf, Source>>>,
 }
 
 impl Sources {
     pub(crate) fn new(bridge: String, own: RecordDir, root: &Path) -> Self {
         // Two hosts in namespaces of one machine have one /run.
         let place = fs::metadata("/proc/self/ns/net").ok().map(|space| root.join(space.ino().to_string()));
-        Self { bridge, own, place, readers: Arc::default() }
+        Self { bridge, own: Source::new(own), place, readers: Arc::default() }
     }
 
     /// Leaves the link for the others, where it is not there.
     pub(crate) fn register(&self) -> io::Result<()> {
         let Some(place) = &self.place else { return Ok(()) };
-        let records = std::path::absolute(self.own.directory())?;
+        let records = std::path::absolute(self.own.records.directory())?;
         let digest: String = Sha256::digest(records.as_os_str().as_encoded_bytes())
             .iter()
             .take(8)
@@ -121,7 +121,9 @@ impl Sources {
         for entry in fs::read_dir(place)?.flatten() {
             let Ok(path) = fs::read_link(entry.path()) else { continue };
             // Records that do not answer may be there.
-            if let Ok(false) = Foreign::new(&path).ask(|records| Ok(records.directory().exists())) {
+            if let Ok(false) =
+                Source::new(RecordDir::reader(&path)).ask(|records| Ok(records.directory().exists()))
+            {
                 fs::remove_file(entry.path()).or_else(ignore_absence)?;
             }
         }
@@ -131,8 +133,13 @@ impl Sources {
         })
     }
 
+    /// All records, those of this server first.
+    fn all(&self) -> impl Iterator<Item = Source> {
+        std::iter::once(self.own.clone()).chain(self.others().into_iter().map(|(_, other)| other))
+    }
+
     /// Bridges and records of the others.
-    fn others(&self) -> Vec<(String, Foreign)> {
+    fn others(&self) -> Vec<(String, Source)> {
         let entries = self.place.as_ref().and_then(|place| fs::read_dir(place).ok());
         let mut readers = self.readers.lock().unwrap_or_else(PoisonError::into_inner);
         let (mut others, mut found) = (Vec::new(), HashMap::new());
@@ -142,8 +149,8 @@ impl Sources {
             };
             let Some((bridge, _)) = name.rsplit_once('.') else { continue };
             let known = found.get(&path).cloned().or_else(|| readers.remove(&path));
-            let reader = known.unwrap_or_else(|| Foreign::new(&path));
-            if path != self.own.directory() || bridge != self.bridge {
+            let reader = known.unwrap_or_else(|| Source::new(RecordDir::reader(&path)));
+            if path != self.own.records.directory() || bridge != self.bridge {
                 others.push((bridge.to_owned(), reader.clone()));
             }
             found.insert(path, reader);
@@ -162,12 +169,9 @@ impl Sources {
 
     /// The record of the guest with this hardware address.
     pub(crate) fn find_by_mac(&self, mac: MacAddr) -> Result<Option<InstanceRecord>, RecordFileError> {
-        if let Some(record) = self.own.find_by_mac(mac)? {
-            return Ok(Some(record));
-        }
         let mut passed_over = None;
-        for (_, other) in self.others() {
-            let answer = other.ask(move |records| records.find_by_mac(mac));
+        for source in self.all() {
+            let answer = source.ask(move |records| records.find_by_mac(mac));
             if let Some(record) = or_passed_over(answer, &mut passed_over) {
                 return Ok(Some(record));
             }
@@ -177,10 +181,10 @@ impl Sources {
 
     /// The hardware addresses of all guests whose ports give this mark: one, as good as always.
     pub(crate) fn macs_of_mark(&self, mark: u32) -> Result<Vec<MacAddr>, RecordFileError> {
-        let (mut macs, mut passed_over) = (self.own.macs_of_mark(mark)?, None);
+        let (mut macs, mut passed_over) = (Vec::new(), None);
         // Also where there is one of our own: two guests with one mark are told apart only where both are known.
-        for (_, other) in self.others() {
-            let answer = other.ask(move |records| records.macs_of_mark(mark));
+        for source in self.all() {
+            let answer = source.ask(move |records| records.macs_of_mark(mark));
             macs.extend(or_passed_over(answer, &mut passed_over));
         }
         if macs.is_empty()
@@ -194,13 +198,13 @@ impl Sources {
     }
 }
 
-/// What others answer. Those that cannot be read take nothing away from the guests that are found elsewhere.
+/// What records answer. Those that cannot be read take nothing away from the guests that are found elsewhere.
 fn or_passed_over<T: Default>(
     answer: Result<T, RecordFileError>,
     passed_over: &mut Option<RecordFileError>,
 ) -> T {
     answer.unwrap_or_else(|error| {
-        tracing::debug!(%error, cause = %error.source, "passed over the records of another agent of this host");
+        tracing::debug!(%error, cause = %error.source, "passed over the records of an agent of this host");
         *passed_over = Some(error);
         T::default()
     })
@@ -331,6 +335,30 @@ mod tests {
         let found = done.recv_timeout(ANSWERS_IN * 3);
         drop(File::options().read(true).write(true).open(&hangs).unwrap());
         assert_eq!(found.unwrap(), ([(); 5].map(|()| Some(vec![mac(1)])), true));
+        asking.join().unwrap();
+    }
+
+    #[test]
+    fn own_records_that_do_not_answer_take_nothing_away_from_guests_of_others() {
+        let root = tempfile::tempdir().unwrap();
+        let place = root.path().join("run");
+        let open = |name: &str| RecordDir::open(root.path().join(name)).unwrap();
+        let (own, other) = (open("own"), open("other"));
+        other.put(&record(2)).unwrap();
+        // Whoever reads it waits until somebody writes.
+        let hangs = root.path().join(format!("own/{}.json", record(3).instance));
+        assert!(std::process::Command::new("mkfifo").arg(&hangs).status().unwrap().success());
+        Sources::new("br2".into(), other, &place).register().unwrap();
+        let sources = Sources::new("br1".into(), own, &place);
+        let mac = |number| record(number).macs[0];
+        let (told, done) = mpsc::channel();
+        let asking = thread::spawn(move || {
+            let found = (sources.macs_of_mark(mark_of(mac(2))).ok(), sources.find_by_mac(mac(2)).ok());
+            told.send((found, sources.find_by_mac(mac(1)).is_err())).ok();
+        });
+        let found = done.recv_timeout(ANSWERS_IN * 3);
+        drop(File::options().read(true).write(true).open(&hangs).unwrap());
+        assert_eq!(found.unwrap(), ((Some(vec![mac(2)]), Some(Some(record(2)))), true));
         asking.join().unwrap();
     }
 }
