@@ -393,7 +393,11 @@ impl Reservation {
 
     fn try_take(&mut self, need: Need) -> Result<(), ImageError> {
         let _files = self.shelf.files();
-        let bases = self.shelf.bases()?.iter().map(|base| base.size).sum();
+        let bases = match need {
+            Need::Cache(_) => self.shelf.bases()?.iter().map(|base| base.size).sum(),
+            // What is written is held against the disk alone, and often.
+            Need::Disk(_) => 0,
+        };
         let space = self.shelf.space()?;
         let mut ledger = self.shelf.ledger();
         self.shelf.admit(&ledger, need, bases, space)?;

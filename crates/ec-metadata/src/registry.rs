@@ -253,6 +253,18 @@ mod tests {
         }
     }
 
+    /// Makes a record there for which whoever reads it waits until somebody writes.
+    fn hangs_in(records: &Path) -> PathBuf {
+        let hangs = records.join(format!("{}.json", record(3).instance));
+        assert!(std::process::Command::new("mkfifo").arg(&hangs).status().unwrap().success());
+        hangs
+    }
+
+    /// Whoever reads it goes on.
+    fn go_on(hangs: &Path) {
+        drop(File::options().read(true).write(true).open(hangs).unwrap());
+    }
+
     #[test]
     fn servers_find_each_others_records_also_of_one_that_has_ended() {
         let root = tempfile::tempdir().unwrap();
@@ -321,9 +333,7 @@ mod tests {
         let (own, silent) = (open("own"), open("silent"));
         own.put(&record(1)).unwrap();
         silent.put(&record(2)).unwrap();
-        // Whoever reads it waits until somebody writes.
-        let hangs = root.path().join(format!("silent/{}.json", record(3).instance));
-        assert!(std::process::Command::new("mkfifo").arg(&hangs).status().unwrap().success());
+        let hangs = hangs_in(&root.path().join("silent"));
         Sources::new("br1".into(), silent, &place).register().unwrap();
         let sources = Sources::new("br1".into(), own, &place);
         let mac = |number| record(number).macs[0];
@@ -333,7 +343,7 @@ mod tests {
             told.send((found, sources.find_by_mac(mac(2)).is_err())).ok();
         });
         let found = done.recv_timeout(ANSWERS_IN * 3);
-        drop(File::options().read(true).write(true).open(&hangs).unwrap());
+        go_on(&hangs);
         assert_eq!(found.unwrap(), ([(); 5].map(|()| Some(vec![mac(1)])), true));
         asking.join().unwrap();
     }
@@ -345,9 +355,7 @@ mod tests {
         let open = |name: &str| RecordDir::open(root.path().join(name)).unwrap();
         let (own, other) = (open("own"), open("other"));
         other.put(&record(2)).unwrap();
-        // Whoever reads it waits until somebody writes.
-        let hangs = root.path().join(format!("own/{}.json", record(3).instance));
-        assert!(std::process::Command::new("mkfifo").arg(&hangs).status().unwrap().success());
+        let hangs = hangs_in(&root.path().join("own"));
         Sources::new("br2".into(), other, &place).register().unwrap();
         let sources = Sources::new("br1".into(), own, &place);
         let mac = |number| record(number).macs[0];
@@ -357,7 +365,7 @@ mod tests {
             told.send((found, sources.find_by_mac(mac(1)).is_err())).ok();
         });
         let found = done.recv_timeout(ANSWERS_IN * 3);
-        drop(File::options().read(true).write(true).open(&hangs).unwrap());
+        go_on(&hangs);
         assert_eq!(found.unwrap(), ((Some(vec![mac(2)]), Some(Some(record(2)))), true));
         asking.join().unwrap();
     }
