@@ -18,7 +18,7 @@ use crate::{
     Cloud, CloudError, CloudResult, Kind,
     destroy::{Chosen, refuse_elsewhere},
     heal::RECORD_LOST,
-    history::{Asked, last_of, note},
+    history::{Asked, Mark, last_of, note},
     image,
     intent::free,
     lookup::{Known, MENDS, Read, find_placed},
@@ -100,10 +100,24 @@ async fn wish(
     verb: &Verb,
     chosen: Chosen<'_>,
 ) -> CloudResult<Acted> {
-    let mut unheard: Option<Unheard> = None;
-    let (mut let_go_unheard, mut unlock_unheard) = (false, false);
+    let mut unheard: Option<(Mark, Option<Awaited>)> = None;
+    let mut unlock_unheard = false;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
+        // An earlier try, whose answer was lost, may have been done after all. What others did since is not overwritten by it then.
+        if let Some((mark, awaited)) = unheard.take() {
+            match mark.is_written(cloud).await? {
+                Some(true) => return Ok(acted(&known, awaited, None)),
+                Some(false) => {}
+                // A new disk costs what the guest wrote, so that nobody makes two of one wish.
+                None if matches!(awaited, Some(Awaited::Rebuild(_))) => {
+                    return Err(CloudError::Unavailable(format!(
+                        "etcd did not answer whether a new disk of {instance} was asked for, and what was done to it cannot be read; look at it (`eschedule show`) before you ask again"
+                    )));
+                }
+                None => {}
+            }
+        }
         if *verb == Verb::Unlock
             && matches!(known.request, Read::Absent)
             && let Some(record) = known.record_doc()?
@@ -121,21 +135,6 @@ async fn wish(
             }
         }
         let (mut record, order) = docs(&known)?;
-        // An earlier try, whose answer was lost, was done after all. Whatever else was, is so already.
-        if let Some(unheard) = unheard.take() {
-            match unheard.became(&order.record) {
-                Fate::Written => return Ok(acted(&known, Some(unheard.awaited), None)),
-                Fate::NotWritten => {}
-                Fate::NotKnown => {
-                    return Err(CloudError::Unavailable(format!(
-                        "somebody else asked for a new disk of {instance} at the same moment, and it is not known whether yours was written before; look at it (`eschedule show`) before you ask again"
-                    )));
-                }
-            }
-        }
-        if let_go_unheard && record.record.locked.is_none() {
-            return Ok(acted(&known, None, None));
-        }
         // What is written compares the record.
         if !chosen.means(Some(&record.record), None, None) {
             return Err(chosen.spared(instance));
@@ -228,7 +227,6 @@ async fn wish(
             claim(cloud, &known, extent, word).await?;
         }
         record.record.made_of = made_of;
-        let before = order.record.rebuild.clone();
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
         let txn = held.into_iter().fold(txn, Txn::when);
         understood(cloud, &known, &order, "such an image").await?;
@@ -243,14 +241,12 @@ async fn wish(
         // Nobody waits for labels: that they are written is all.
         let at_once = matches!(verb, Verb::Set(_)) && awaited.is_none();
         let asked = Asked { detail, at_once, ..Asked::new(instance, known.node, recorded, at, generation) };
+        let mark = asked.mark();
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(acted(&known, awaited, None)),
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => {
-                unheard = awaited.map(|awaited| Unheard { awaited, order, before });
-                let_go_unheard = matches!(verb, Verb::LetGo(_));
-            }
+            Err(StoreError::Unknown(_)) => unheard = Some((mark, awaited)),
             Err(error) => return Err(error.into()),
         }
     }
@@ -361,50 +357,6 @@ pub(crate) async fn let_in(
         Some(Ok(_)) | None => return Ok(txn.when(Compare::Unchanged(key, revision))),
     };
     Err(CloudError::Refused(why))
-}
-
-/// A wish whose write nobody answered for.
-struct Unheard {
-    awaited: Awaited,
-    /// The request as it would be.
-    order: Request,
-    /// The wish for a new disk that there was.
-    before: Option<Rebuild>,
-}
-
-/// What became of it.
-enum Fate {
-    Written,
-    /// And will not be, once the request is written anew.
-    NotWritten,
-    NotKnown,
-}
-
-impl Unheard {
-    /// By the request as it is now. A wish for power can be made again, whatever others wished since. A new disk costs what the guest
-    /// wrote, so that nobody makes two of one wish.
-    fn became(&self, now: &Request) -> Fate {
-        let image = |request: &Request| request.spec.as_ref().map(|spec| spec.image.clone());
-        match self.awaited {
-            Awaited::Power { .. } if now.power == self.order.power => Fate::Written,
-            Awaited::Power { .. } => Fate::NotWritten,
-            // They cost nothing that lasts, so they can be made again, too.
-            Awaited::Rescue { .. } | Awaited::Unrescue(_) if now.rescue == self.order.rescue => Fate::Written,
-            Awaited::Rescue { .. } | Awaited::Unrescue(_) => Fate::NotWritten,
-            // It is a size that is wanted: to wish it once more costs nothing.
-            Awaited::Resize(_) if now.resize == self.order.resize => Fate::Written,
-            Awaited::Resize(_) => Fate::NotWritten,
-            // To set it once more comes to the same.
-            Awaited::Heard(_) => Fate::NotWritten,
-            // Asked for in another way, which looks again.
-            Awaited::Volume { .. } => Fate::NotKnown,
-            Awaited::Rebuild(_) if now.rebuild == self.order.rebuild && image(now) == image(&self.order) => {
-                Fate::Written
-            }
-            Awaited::Rebuild(_) if now.rebuild == self.before => Fate::NotWritten,
-            Awaited::Rebuild(_) => Fate::NotKnown,
-        }
-    }
 }
 
 fn acted(known: &Known, awaited: Option<Awaited>, already: Option<String>) -> Acted {

@@ -37,6 +37,11 @@ impl Asked {
         Action { at, verb, detail, user, project, node, generation, at_once, volume, request_id }
     }
 
+    /// By what it is found again.
+    pub(crate) fn mark(&self) -> Mark {
+        Mark { instance: self.instance, verb: self.verb, at: self.at, generation: self.generation }
+    }
+
     /// Of the instance that is made.
     pub(crate) fn create(record: &Instance, node: NodeId) -> Self {
         let (verb, at, generation) = (ActionVerb::Create, record.created_at, record.generation);
@@ -52,6 +57,30 @@ impl Asked {
         generation: u64,
     ) -> Self {
         Self { instance, node, verb, detail: None, at, generation, at_once: false, volume: None }
+    }
+}
+
+/// By what a command finds again what it asked for, when nobody answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Mark {
+    instance: InstanceId,
+    verb: ActionVerb,
+    at: Timestamp,
+    generation: u64,
+}
+
+impl Mark {
+    /// Whether it was written, whatever others wrote since: its line was written with it. None where nobody can read that.
+    pub(crate) async fn is_written(self, cloud: &Cloud) -> CloudResult<Option<bool>> {
+        let Some(pair) = cloud.store.get(&cloud.keys.actions(self.instance)).await?.0 else {
+            return Ok(Some(false));
+        };
+        let Ok(actions) = decode::<Actions>(&pair.value) else { return Ok(None) };
+        let is_it = |action: &Action| {
+            (action.verb, action.at, action.generation, action.request_id)
+                == (self.verb, self.at, self.generation, cloud.request_id)
+        };
+        Ok(Some(actions.actions.iter().any(is_it)))
     }
 }
 

@@ -14,7 +14,7 @@ use ec_store::{Compare, KeyValue, StoreError, Txn};
 use crate::{
     Cloud, CloudError, CloudResult, Scheduled,
     act::{docs, let_in},
-    history::{Asked, note},
+    history::{Asked, Mark, note},
     lookup::{Known, find_placed},
     schedule::not_understood,
     source::kind_of,
@@ -141,7 +141,14 @@ pub(crate) async fn giver(cloud: &Cloud, known: &Known) -> CloudResult<Option<Gi
 pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> CloudResult<Scheduled> {
     let refused =
         |why: String| CloudError::Refused(format!("cannot move volume {volume} to node {node}: {why}"));
+    let mut unheard: Option<Mark> = None;
     for _ in 0..TRIES {
+        // Somebody may have had it go on from there since.
+        if let Some(mark) = unheard.take()
+            && mark.is_written(cloud).await? == Some(true)
+        {
+            return Ok(Scheduled { instance: volume, node });
+        }
         let disk = known_volume(cloud, volume).await?;
         if disk.node == node {
             return Ok(Scheduled { instance: volume, node });
@@ -216,11 +223,12 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         let detail = Some(format!("from node {} to node {node}", disk.node));
         let (verb, at) = (ActionVerb::Migrate, cloud.host.now());
         let asked = Asked { detail, ..Asked::new(volume, node, verb, at, generation) };
+        let mark = asked.mark();
         let txn = note(cloud, asked, txn, None).await?;
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(Scheduled { instance: volume, node }),
-            // What became of it the next look tells.
-            Ok(_) | Err(StoreError::Unknown(_)) => {}
+            Ok(_) => {}
+            Err(StoreError::Unknown(_)) => unheard = Some(mark),
             Err(error) => return Err(error.into()),
         }
     }

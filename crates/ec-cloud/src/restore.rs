@@ -115,6 +115,12 @@ pub async fn restore_snapshot(
         Err(error) if held.is_begun && is_ours && !held.is_locked && held.is_anothers(cloud).await => {
             let_go(&asker, snapshot, kept).await.and(Err(error))
         }
+        // Its user unlocked it, or another restore of it that came to its end.
+        Err(error) if held.is_begun && held.is_let_go(cloud).await => Err(error.and(format!(
+            "{instance} is not locked for that any more, so that another restore of it may have come to its end: look at it before you run \
+             `eschedule snapshot restore {}` again, which takes away what was written since",
+            held.snapshot
+        ))),
         Err(error) if held.is_begun => {
             let name = &held.snapshot;
             // Its agent may have found only now that its disks are gone.
@@ -281,6 +287,13 @@ impl Held {
         lock.is_some_and(|lock| lock != self.reason())
     }
 
+    /// Whether it was locked for this, and is not any more.
+    async fn is_let_go(&self, cloud: &Cloud) -> bool {
+        let machine = find_placed(cloud, self.instance).await;
+        let record = machine.ok().and_then(|machine| machine.record);
+        self.is_locked && record.is_some_and(|record| record.locked != Some(self.reason()))
+    }
+
     /// All of it, from where one that broke off was; with what came of asking for its start, where it ran.
     async fn restore(
         &mut self,
@@ -371,7 +384,7 @@ impl Held {
         if self.is_locked {
             // Somebody has started it beside this, and what is locked nobody can stop.
             asker.ask(self.instance, Verb::LetGo(self.reason())).await?;
-            self.starts = true;
+            (self.is_locked, self.starts) = (false, true);
         }
         if !is_down(machine) {
             let stop = Verb::Stop(grace);
@@ -393,6 +406,7 @@ impl Held {
             return Ok(());
         }
         asker.ask(self.instance, Verb::LetGo(self.reason())).await?;
+        self.is_locked = false;
         Err(CloudError::Busy(format!("somebody started {} meanwhile", self.instance)))
     }
 

@@ -34,7 +34,7 @@ use crate::{
     act::{act_as, docs, let_in, understood},
     destroy::{Chosen, Doomed, destroy_as},
     heal::known_to_have,
-    history::{Asked, note},
+    history::{Asked, Mark, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
     moving::{Giver, giver},
@@ -374,7 +374,14 @@ pub async fn attach(
     let refused = |why: String| {
         CloudError::Refused(format!("cannot attach volume {volume} to instance {instance}: {why}"))
     };
+    let mut unheard: Option<(Mark, Attached)> = None;
     for _ in 0..TRIES {
+        // Somebody may have taken it back since.
+        if let Some((mark, attached)) = unheard.take()
+            && mark.is_written(cloud).await? == Some(true)
+        {
+            return Ok(attached);
+        }
         let disk = known_volume(cloud, volume).await?;
         let machine = find_placed(cloud, instance).await?;
         let ((mut disk_record, mut disk_order), (mut record, mut order)) = (docs(&disk)?, docs(&machine)?);
@@ -421,13 +428,13 @@ pub async fn attach(
         understood(cloud, &machine, &order.record, "volumes").await?;
         let txn = let_in(cloud, &machine, "attach a volume to", false, txn).await?;
         let asked = asked(cloud, &machine, ActionVerb::AttachVolume, &attachment, generation);
+        let mark = asked.mark();
         let txn = note(cloud, asked, txn, None).await?;
+        let attached = asked_for(&machine, &order.record, (volume, true), attachment.device);
         match cloud.store.txn(txn).await {
-            Ok(outcome) if outcome.succeeded => {
-                return Ok(asked_for(&machine, &order.record, (volume, true), attachment.device));
-            }
-            // What became of it the next look tells.
-            Ok(_) | Err(StoreError::Unknown(_)) => {}
+            Ok(outcome) if outcome.succeeded => return Ok(attached),
+            Ok(_) => {}
+            Err(StoreError::Unknown(_)) => unheard = Some((mark, attached)),
             Err(error) => return Err(error.into()),
         }
     }
@@ -619,11 +626,18 @@ pub async fn detach(
     volume: InstanceId,
     from: Option<InstanceId>,
 ) -> CloudResult<Option<Attached>> {
+    let (mut from, mut unheard) = (from, None::<(Mark, Attached)>);
     for _ in 0..TRIES {
+        // Somebody may have given it to another since.
+        if let Some((mark, detached)) = unheard.take()
+            && mark.is_written(cloud).await? == Some(true)
+        {
+            return Ok(Some(detached));
+        }
         let disk = known_volume(cloud, volume).await?;
         let Some(of_disk) = &disk.record else { return docs(&disk).map(|_| None) };
         let Some(instance) = of_disk.attached else { return Ok(None) };
-        if from.is_some_and(|from| from != instance) {
+        if *from.get_or_insert(instance) != instance {
             return Err(CloudError::Refused(format!(
                 "instance {instance} has volume {volume} by now, and nobody asked for it to be taken from there"
             )));
@@ -663,12 +677,13 @@ pub async fn detach(
         let txn = written(cloud, &machine, &record, &order, txn);
         let txn = let_in(cloud, &machine, "detach a volume from", false, txn).await?;
         let asked = asked(cloud, &machine, ActionVerb::DetachVolume, &has, generation);
+        let mark = asked.mark();
         let txn = note(cloud, asked, txn, None).await?;
+        let detached = asked_for(&machine, &order.record, (volume, false), has.device);
         match cloud.store.txn(txn).await {
-            Ok(outcome) if outcome.succeeded => {
-                return Ok(Some(asked_for(&machine, &order.record, (volume, false), has.device)));
-            }
-            Ok(_) | Err(StoreError::Unknown(_)) => {}
+            Ok(outcome) if outcome.succeeded => return Ok(Some(detached)),
+            Ok(_) => {}
+            Err(StoreError::Unknown(_)) => unheard = Some((mark, detached)),
             Err(error) => return Err(error.into()),
         }
     }

@@ -1,11 +1,12 @@
 //! What becomes of command lines that are killed, interrupted, unheard, or that meet each other.
 
-use ec_model::{Restart, State};
+use ec_cloud::{Change, Verb};
+use ec_model::{Instance, Restart, State, decode};
 use std::time::Duration;
 
 use futures::future::join_all;
 
-use super::{Scenario, Stage, people::SMALL, stage::Sight};
+use super::{Scenario, Stage, people::SMALL, stage::Sight, volumes};
 use crate::{snag::Fate, user::Order, world::PLACEMENT};
 
 const KILLED: &str = "a command that schedules is killed at this step: what it leaves is given back, and its name can be had \
@@ -54,6 +55,12 @@ pub(super) const ALL: &[Scenario] = &[
         "schedule-unheard-of-a-request-that-was-given-up",
         "nobody hears that a request was written, and its node has given it up when its command looks: it is told where, and the status tells why",
         |stage| Box::pin(given_up(stage)),
+    ),
+    Scenario::new(
+        "wishes-unheard-and-overtaken",
+        "nobody hears that a volume was taken back, a guest unlocked, and a label set, before somebody else gives the volume to another guest, locks the \
+         first, and sets the label to something else: it stays as they have it, and each command tells that it did what it was to do",
+        |stage| Box::pin(overtaken(stage)),
     ),
     Scenario::new(
         "schedule-interrupted",
@@ -184,6 +191,48 @@ async fn given_up(stage: Stage) {
     stage.until(placed.instance, "in ERROR", told).await;
     stage.destroyed(placed.instance).await;
     stage.until_gone(placed.instance).await;
+}
+
+async fn overtaken(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let volume = volumes::near(&stage, guests[0]).await;
+    volumes::given(&stage, volume, guests[0]).await;
+    let (first, second) = (stage.user(1), stage.user(2));
+    let unheard = || stage.snag("u1", "put requests/n1/i1", Fate::LosesItsAnswer);
+    unheard();
+    let (taken, given) = tokio::join!(first.detaches(volume), async {
+        stage.pass(1).await;
+        second.attaches(volume, guests[1]).await
+    });
+    stage
+        .demand(taken.is_ok() && given.is_ok(), "the volume is taken from one guest, and given to the other")
+        .await;
+    let set = |value: &str| {
+        let labels = [("role".to_owned(), Some(value.to_owned()))].into();
+        Verb::Set(Change { labels, ..Change::default() })
+    };
+    for [verb, later] in [[set("front"), set("back")], [Verb::Unlock, Verb::Lock("theirs".into())]] {
+        if verb == Verb::Unlock {
+            let is_locked = first.wish(guests[0], &Verb::Lock("mine".into())).await.is_ok();
+            stage.demand(is_locked, "it is locked").await;
+        }
+        unheard();
+        let (done, done_later) = tokio::join!(first.wish(guests[0], &verb), async {
+            stage.pass(1).await;
+            second.wish(guests[0], &later).await
+        });
+        stage.demand(done.is_ok() && done_later.is_ok(), "one does it, and then the other").await;
+    }
+    let record =
+        stage.get(&stage.world.keys.instance(guests[0])).and_then(|record| decode::<Instance>(&record).ok());
+    let is_theirs = record.is_some_and(|record| {
+        record.locked.as_deref() == Some("theirs")
+            && record.labels.get("role").is_some_and(|role| role == "back")
+    });
+    stage.demand(is_theirs, "lock and label are those of who came later").await;
+    stage.pass(60).await;
+    stage.demand(volumes::has(&stage, guests[1], volume), "the other guest has the volume").await;
+    stage.demand(second.wish(guests[0], &Verb::Unlock).await.is_ok(), "it is unlocked").await;
 }
 
 async fn interrupted(stage: Stage) {

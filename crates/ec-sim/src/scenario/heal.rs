@@ -4,10 +4,12 @@ use std::time::Duration;
 
 use ec_cloud::{Change, Verb};
 use ec_hypervisor::{Hypervisor, Operation};
-use ec_model::{BaseImage, DiskFormat, End, Instance, InstanceId, Policy, Restart, State, decode};
+use ec_model::{
+    BaseImage, DiskFormat, End, Held, Instance, InstanceId, Policy, Restart, State, decode, encode,
+};
 
 use super::{Scenario, Stage, people::SMALL, stage::Sight};
-use crate::{acts, door::content, snag::Fate, user::Order};
+use crate::{acts, door::content, referee::observed, snag::Fate, user::Order};
 
 pub(super) const ALL: &[Scenario] = &[
     Scenario::new(
@@ -53,6 +55,18 @@ pub(super) const ALL: &[Scenario] = &[
         "etcd is put back to a time when a guest was UNCLAIMED, which was healed and renamed since: its node tells what it knew \
          last, and that is brought back",
         |stage| Box::pin(lost_twice(stage)),
+    ),
+    Scenario::new(
+        "heal-of-what-two-nodes-hold",
+        "somebody copies what a node holds of a lost guest to the key of another node: nobody knows whose it is, and it is brought back once the other \
+         says that it has nothing of it",
+        |stage| Box::pin(held_by_two(stage)),
+    )
+    .on_nodes(2),
+    Scenario::new(
+        "heal-without-all-of-its-user-data",
+        "somebody cuts short the user-data that a node holds of a lost guest: it is brought back, and given none rather than a part of it",
+        |stage| Box::pin(cut_short(stage)),
     ),
     Scenario::new(
         "disk-brought-back-while-its-claim-goes",
@@ -136,6 +150,44 @@ async fn emptied(stage: Stage) {
     stage.demand(stage.user(1).wish(db, &Verb::Start).await.is_ok(), "it starts").await;
     stage.until_well(db).await;
     stage.demand(stage.user(1).wish(web, &Verb::Unlock).await.is_ok(), "it is unlocked").await;
+}
+
+async fn held_by_two(stage: Stage) {
+    let guest = stage.ready("web").await;
+    stage.empty_etcd();
+    until_unclaimed(&stage, &[guest]).await;
+    let number = 1 + usize::from(observed(stage.node(1), guest).is_none_or(|seen| seen.domain.is_none()));
+    let [here, other] = [number, 3 - number].map(|number| stage.node(number).node);
+    let keys = &stage.world.keys;
+    let held = stage.get(&keys.held(here, guest)).and_then(|held| decode::<Held>(&held).ok());
+    let Some(mut held) = held else { return stage.fail("nothing is held").await };
+    // An older one, by the same placement.
+    (held.node, held.intent.request["generation"]) = (other, 0.into());
+    stage.put(&keys.held(other, guest), encode(&held)).await;
+    healed(&stage, 0).await;
+    stage.delete(&keys.held(other, guest)).await;
+    healed(&stage, 1).await;
+    stage.until_well(guest).await;
+}
+
+async fn cut_short(stage: Stage) {
+    let order =
+        Order { name: Some("web"), data: true, query: SMALL, restart: Restart::No, group: None, boot: None };
+    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
+    let guest = placed.instance;
+    stage.until_well(guest).await;
+    stage.empty_etcd();
+    until_unclaimed(&stage, &[guest]).await;
+    let (keys, node) = (&stage.world.keys, stage.node(1).node);
+    let held = keys.held_user_data(node, guest);
+    let Some(mut data) = stage.get(&held) else { return stage.fail("no user-data is held").await };
+    data.pop();
+    // Its agent would put it right at once.
+    stage.cut(stage.agent(1), 5);
+    stage.put(&held, data).await;
+    healed(&stage, 1).await;
+    stage.until_well(guest).await;
+    stage.demand(stage.get(&keys.user_data(node, guest)).is_none(), "it has no user-data").await;
 }
 
 async fn behind_a_backup(stage: Stage) {

@@ -39,7 +39,7 @@ pub(super) const ALL: &[Scenario] = &[
     ),
     Scenario::new(
         "snapshots-restored-at-once",
-        "two people restore a guest, each from another snapshot: one of them does, the other is told so, and nothing stays locked",
+        "two people restore a guest, each from another snapshot, and then both from one: one of them does, the other is told so, and nothing stays locked",
         |stage| Box::pin(restored_at_once(stage)),
     ),
     Scenario::new(
@@ -405,6 +405,21 @@ async fn restored_at_once(stage: Stage) {
     stage.demand(told.len() == 1 && told[0].contains("being restored"), "one does, one is told").await;
     stage.until_well(guest).await;
     unlocked(&stage, &[guest, first, second]).await;
+    // Said once more it would cost what was written since.
+    let [one, other] = [stage.user(1), stage.user(2)];
+    let (one, other) = tokio::join!(one.restores(first), async {
+        stage.pass(1).await;
+        other.restores(first).await
+    });
+    let told = [one, other].into_iter().filter_map(Result::err).collect::<Vec<_>>();
+    stage
+        .demand(
+            told.len() < 2 && told.iter().all(|told| told.contains("may have come to its end")),
+            "one does",
+        )
+        .await;
+    stage.until_well(guest).await;
+    unlocked(&stage, &[guest, first]).await;
 }
 
 async fn restored_after_its_end(stage: Stage) {

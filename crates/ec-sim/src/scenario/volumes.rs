@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_hypervisor::Operation;
-use ec_model::{CopyOf, Instance, InstanceId, State, Workload, decode};
+use ec_model::{CopyOf, Instance, InstanceId, Request, State, Status, Workload, decode, encode};
 use ec_plan::{sizes::missed, verbs::Verb};
 use reqwest::Method;
 
@@ -114,6 +114,14 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(taken_along(stage)),
     )
     .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volume-taken-along-and-sent-elsewhere",
+        "the same, and before anybody looks a third node is asked for the volume; its node is about to tell of it anew, and once it has, the volume is brought \
+         back where it is, by a placement that is newer than any",
+        |stage| Box::pin(sent_elsewhere(stage)),
+    )
+    .on_nodes(3)
     .on_shared_storage(),
     Scenario::new(
         "volume-made-with-more-claimed",
@@ -886,6 +894,47 @@ async fn taken_along(stage: Stage) {
     stage.stays(volume, 120, "there", there).await;
     stage.demand(is_here(), "where the guest is").await;
     stage.demand(user.heals().await == Ok(0), "nothing is left to bring back").await;
+}
+
+async fn sent_elsewhere(stage: Stage) {
+    let (user, keys) = (stage.user(1), &stage.world.keys);
+    let volume = made(&stage, Order::SMALL).await;
+    let has = |number: &usize, of| observed(stage.node(*number), of).is_some_and(|seen| seen.volume);
+    let before = stage.back_up();
+    let Some(first) = (1..=3).find(|number| has(number, volume)) else { return stage.fail("no disk").await };
+    let [number, third] = [1, 2].map(|next| (first + next - 1) % 3 + 1);
+    for is_disabled in [true, false] {
+        for other in [first, third] {
+            stage.disable(other, is_disabled).await;
+        }
+        if is_disabled {
+            let guest = stage.ready("web").await;
+            let is_moved = user.moves(volume, stage.node(number).node).await.is_ok();
+            stage.demand(is_moved, "it goes to the guest's").await;
+            given(&stage, volume, guest).await;
+        }
+    }
+    stage.restore(&before);
+    user.moves(volume, stage.node(third).node).await.ok();
+    let here = stage.node(number).node;
+    let told = || stage.get(&keys.status(here, volume)).and_then(|told| decode::<Status>(&told).ok());
+    let Some(mut older) = told().filter(|told| told.state == State::Unclaimed) else {
+        return stage.fail("its node does not tell that it has it").await;
+    };
+    older.epoch -= 1;
+    stage.put(&keys.status(here, volume), encode(&older)).await;
+    let is_guest_alone = user.heals().await == Ok(1);
+    stage.demand(is_guest_alone, "it is not brought back before its node tells of it anew").await;
+    stage.pass(120).await;
+    stage.demand(user.heals().await == Ok(1), "it is brought back").await;
+    stage.until(volume, "there", there).await;
+    stage.demand(has(&number, volume), "where the guest is").await;
+    let assigned = |key: &str| decode::<Instance>(&stage.get(key)?).ok()?.assigned;
+    let asked =
+        |number: usize| decode::<Request>(&stage.get(&keys.request(stage.node(number).node, volume))?).ok();
+    let epoch = assigned(&keys.instance(volume)).map(|assigned| assigned.epoch);
+    let others = [first, third].map(|number| asked(number).map(|asked| asked.epoch)).into_iter().flatten();
+    stage.demand(epoch > others.max(), "by a placement that is newer than any").await;
 }
 
 async fn made_with_more_claimed(stage: Stage) {
