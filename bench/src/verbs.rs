@@ -32,6 +32,8 @@ const POLL: Duration = Duration::from_millis(2);
 const SETTLE: Duration = Duration::from_millis(300);
 /// Of processor time: one that boots takes nearly all that there is.
 const IDLE: Duration = Duration::from_millis(40);
+/// So often a bare guest is asked to end; agents ask more rarely.
+const ASK_AGAIN: Duration = Duration::from_secs(1);
 /// A domain's disk.
 const DISK: &str = "vda";
 const GIB: u64 = 1 << 30;
@@ -50,6 +52,22 @@ struct Twin<'a> {
 impl Twin<'_> {
     fn disk(&self, what: &str) -> String {
         format!("{}{what}.qcow2", self.instance)
+    }
+
+    /// Ends it by its power button, pressed as often as it takes: one that was booting did not hear.
+    fn end(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        let mut again = Instant::now();
+        while self.domain.is_active()? {
+            ensure!(Instant::now() < deadline, "it did not end");
+            if Instant::now() >= again {
+                // It may have ended just now.
+                self.domain.shutdown().ok();
+                again = Instant::now() + ASK_AGAIN;
+            }
+            thread::sleep(POLL);
+        }
+        Ok(())
     }
 }
 
@@ -235,12 +253,7 @@ const VERBS: [Verb; 11] = [
         // Asked to end by both, since only then its disk is as its system leaves it.
         call: |twin| {
             twin.pattern.make_disk(twin.instance, &twin.disk(".rescue"))?;
-            twin.domain.shutdown()?;
-            let deadline = Instant::now() + PATIENCE;
-            while twin.domain.is_active()? {
-                ensure!(Instant::now() < deadline, "it did not end");
-                thread::sleep(POLL);
-            }
+            twin.end()?;
             twin.pattern.create(&twin.rescue)
         },
         virsh: None,
