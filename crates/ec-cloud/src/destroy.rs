@@ -327,8 +327,13 @@ fn gone(cloud: &Cloud, known: &Known) -> Request {
 /// What a killed command left, when it is old enough to be that. Whether it was.
 async fn take_away(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
     if let Some(left) = young_for(cloud, &record) {
+        let verb = match record.kind {
+            Workload::Machine => "destroy",
+            Workload::Volume => "delete",
+        };
         return Err(CloudError::Busy(format!(
-            "instance {} is being placed since {}; if its command was killed, destroy it again in {} s",
+            "{} {} is being placed since {}; if its command was killed, {verb} it again in {} s",
+            record.kind.word(),
             record.instance,
             record.created_at,
             left.as_secs()

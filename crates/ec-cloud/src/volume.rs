@@ -791,7 +791,14 @@ pub(crate) async fn delete_chosen(
     volume: InstanceId,
     chosen: Chosen<'_>,
 ) -> CloudResult<Doomed> {
-    known_volume(cloud, volume).await?;
+    let kind = match find(cloud, volume).await.map_err(|error| no_volume(error, volume))? {
+        Found::Placed(known) => kind_of(&known),
+        // What a command left that was killed goes as well.
+        Found::Unplaced(record, _) => Some(record.kind),
+    };
+    if kind != Some(Workload::Volume) {
+        return Err(not_a_volume(volume));
+    }
     destroy_as(cloud, Workload::Volume, volume, chosen).await
 }
 

@@ -153,6 +153,43 @@ async fn what_is_on_a_volume_is_lost_by_words_for_volumes_alone() {
     delete_volume(&cloud, data).await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn what_a_command_left_of_a_volume_goes_when_it_is_deleted_and_what_it_left_of_others_does_not() {
+    use crate::{CloudError, Doomed, delete_volume};
+
+    let world = World::new(2, 0, &[]).await;
+    let cloud = world.cloud();
+    let data = world.volume("data").await;
+    let web = world.schedule(QUERY, Some("web")).await.unwrap().unwrap().instance;
+    let (requests, statuses) =
+        (world.under(&world.keys.all_requests()), world.under(&world.keys.all_statuses()));
+    for pair in requests.into_iter().chain(statuses) {
+        world.etcd.memory.txn(Txn::new().delete(pair.key)).await.unwrap();
+    }
+    let leave = async |instance, minutes: i64| {
+        let key = world.keys.instance(instance);
+        let record: Instance = decode(&world.under(&key)[0].value).unwrap();
+        let created_at = Timestamp::now() - SignedDuration::from_mins(minutes);
+        let record = Instance { assigned: None, created_at, ..record };
+        world.etcd.memory.txn(Txn::new().put(key, encode(&record))).await.unwrap();
+    };
+    leave(data, 1).await;
+    let young = delete_volume(&cloud, data).await.unwrap_err();
+    let text = young.to_string();
+    assert!(
+        matches!(young, CloudError::Busy(_)) && text.starts_with(&format!("volume {data} is being placed")),
+        "{text}"
+    );
+    assert!(text.contains("delete it again"), "{text}");
+    leave(data, 11).await;
+    leave(web, 11).await;
+    assert!(matches!(delete_volume(&cloud, web).await, Err(CloudError::Refused(_))), "it is an instance");
+    assert_eq!(world.under(&world.keys.instance(web)).len(), 1);
+    assert!(matches!(delete_volume(&cloud, data).await.unwrap(), Doomed::Already));
+    assert!(world.under(&world.keys.instance(data)).is_empty() && world.claims() == [web]);
+    assert!(matches!(delete_volume(&cloud, data).await, Err(CloudError::NotFound(_))));
+}
+
 #[tokio::test]
 async fn a_copy_is_claimed_in_full_where_nobody_says_how_large_it_shall_be() {
     use crate::{Verb, act};
