@@ -10,7 +10,8 @@ use ec_cloud::{
     resolve, resolve_name, select, until_active, until_done, until_gone,
 };
 use ec_model::{
-    Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, Workload, input::LabelSelector,
+    Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload,
+    input::LabelSelector,
 };
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, tell},
@@ -99,7 +100,7 @@ pub(crate) async fn act(
         ask_of(session, verb, instance, selectors, &patience).await
     };
     let wait = async |done: Done, awaited, shown: &Shown| {
-        let state = come_to(session, verb, awaited, shown, &patience).await?;
+        let state = come_to(session, awaited, shown, &patience).await?;
         Ok(done.being(&state))
     };
     each(session, instances, output, changes, ask, wait, &patience).await
@@ -334,7 +335,6 @@ async fn ask_of(
 /// Waits for what was asked for; how the instance is then.
 async fn come_to(
     session: &Session,
-    verb: &Verb,
     (instance, node, awaited): Awaiting,
     shown: &Shown,
     patience: &Patience,
@@ -357,12 +357,16 @@ async fn come_to(
         }
     };
     let status = patience.wait(session, instance, outcome).await?;
-    Ok(match (status.state, verb) {
-        // Its agent tells how it is besides.
-        (State::Active | State::Stopped, Verb::Resize(_)) => State::VerifyResize,
-        (state, _) => state,
+    Ok(as_listed(cloud, &status).await)
+}
+
+/// In which state `list` has an instance that came to this: what its user wished of it counts there, too.
+pub(crate) async fn as_listed(cloud: &Cloud, status: &Status) -> String {
+    match find_placed(cloud, status.instance).await {
+        Ok(known) => View::of(&known).state,
+        // What was waited for is done, and told by its agent, whatever cannot be read now.
+        Err(_) => status.state.to_string(),
     }
-    .to_string())
 }
 
 /// The word for what is under way then.
@@ -440,6 +444,49 @@ mod tests {
             .await
             .unwrap_err();
         assert_eq!(failed.code, INTERRUPTED);
+    }
+
+    #[tokio::test]
+    async fn what_was_waited_for_is_told_as_the_list_tells_it() {
+        let uuid = uuid::Uuid::from_u128(7);
+        let record = |before: &str| {
+            let text = format!(
+                r#"{{"version":1,"instance":"{uuid}","name":"web","generation":1,
+                "spec":{{"query":"resources=VCPU:2","image":{{"url":""}}}},{before}
+                "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+            );
+            ec_model::decode(text.as_bytes()).unwrap()
+        };
+        let told = |state: &str| {
+            format!(
+                r#"{{"version":1,"instance":"{uuid}","node":"{uuid}","epoch":1,"observed_generation":1,
+                "state":"{state}","since":"1970-01-01T00:00:00Z","updated_at":"1970-01-01T00:00:00Z"}}"#
+            )
+        };
+        let before = r#""before":{"query":"resources=VCPU:1","resources":{}},"#;
+        for (before, state, listed) in [
+            ("", "ACTIVE", "ACTIVE"),
+            (before, "ACTIVE", "VERIFY_RESIZE"),
+            (before, "STOPPED", "VERIFY_RESIZE"),
+            (before, "PAUSED", "PAUSED"),
+        ] {
+            let session = Session::in_memory().await;
+            let web = session.put(record(before)).await;
+            let key = session.cloud.keys.status(web.node().unwrap(), web.instance);
+            let txn = ec_store::Txn::new().put(key, told(state));
+            session.cloud.store.txn(txn).await.unwrap();
+            let patience = Patience {
+                until: Some(Instant::now() + Duration::from_secs(60)),
+                stop: CancellationToken::new(),
+            };
+            let awaited = (web.instance, web.node().unwrap(), Awaited::Heard(1));
+            let state = come_to(&session, awaited, &Shown::new("set"), &patience).await.unwrap();
+            assert_eq!(state, listed, "{before}");
+        }
+        // It is gone by then: its agent's word holds.
+        let session = Session::in_memory().await;
+        let status = ec_model::decode(told("ACTIVE").as_bytes()).unwrap();
+        assert_eq!(as_listed(&session.cloud, &status).await, "ACTIVE");
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    acting::{Patience, own_name_of},
+    acting::{Patience, as_listed, own_name_of},
     cli::{Given, Output, Waiting},
     config::Session,
     explain,
@@ -418,10 +418,12 @@ pub(crate) async fn address(
     })?;
     let known = find_placed(&session.cloud, instance).await?;
     let mut view = View::of(&known);
-    if waiting.wait {
+    // One that has its address keeps it, whether it runs or not.
+    if waiting.wait && view.ip.is_none() {
         let timeout = Duration::from_secs(waiting.timeout);
         let status = wait_for_active(session, known.node, instance, timeout).await?;
-        (view.state, view.ip, view.reason) = (status.state.to_string(), status.ip, status.reason);
+        view.state = as_listed(&session.cloud, &status).await;
+        (view.ip, view.reason) = (status.ip, status.reason);
     }
     match view.ip {
         Some(ip) => {
@@ -453,6 +455,35 @@ mod tests {
     use ec_runtime::exit::USAGE;
 
     use super::*;
+
+    #[tokio::test]
+    async fn an_address_that_is_known_is_not_waited_for_whatever_its_guest_does() {
+        let uuid = uuid::Uuid::from_u128(7);
+        let record = format!(
+            r#"{{"version":1,"instance":"{uuid}","name":"web","generation":1,
+            "spec":{{"query":"resources=VCPU:2","image":{{"url":""}}}},
+            "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        for (state, ip, is_told) in [
+            ("PAUSED", r#""ip":"10.0.0.1","#, true),
+            ("RESCUED", r#""ip":"10.0.0.1","#, true),
+            ("STOPPED", r#""ip":"10.0.0.1","#, true),
+            ("PAUSED", "", false),
+            ("STOPPED", "", false),
+        ] {
+            let session = Session::in_memory().await;
+            let web = session.put(ec_model::decode(record.as_bytes()).unwrap()).await;
+            let status = format!(
+                r#"{{"version":1,"instance":"{uuid}","node":"{uuid}","epoch":1,"observed_generation":1,{ip}
+                "state":"{state}","since":"1970-01-01T00:00:00Z","updated_at":"1970-01-01T00:00:00Z"}}"#
+            );
+            let key = session.cloud.keys.status(web.node().unwrap(), web.instance);
+            session.cloud.store.txn(ec_store::Txn::new().put(key, status)).await.unwrap();
+            let waiting = Waiting { wait: true, timeout: 1 };
+            let told = address(&session, "web", "", waiting, Output::Table).await;
+            assert_eq!(told.is_ok(), is_told, "{state} {ip}: {told:?}");
+        }
+    }
 
     #[tokio::test]
     async fn what_would_be_refused_is_not_previewed() {
