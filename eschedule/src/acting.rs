@@ -36,7 +36,7 @@ pub(crate) const CERTAIN: usize = 8;
 pub(crate) struct Done {
     /// None where it is not known which is meant.
     pub(crate) instance: Option<InstanceId>,
-    /// Where it is; none where it was never placed, or that is not known.
+    /// Where it is; none where it was never placed, only a claim was left of it, or that is not known.
     pub(crate) node: Option<NodeId>,
     pub(crate) node_alive: Option<bool>,
     /// How it is now, or what is under way; none where there was nothing to do, or it failed.
@@ -60,6 +60,17 @@ impl Done {
     /// Of one that failed.
     fn failed(asked: &str, instance: Option<InstanceId>, why: &str) -> Self {
         Self { instance, asked: Some(asked.to_owned()), error: Some(why.to_owned()), ..Self::default() }
+    }
+
+    /// Of one that no node has to do with, and of which this was so.
+    fn gone(instance: InstanceId, which: &str) -> Self {
+        Self {
+            instance: Some(instance),
+            node_alive: Some(false),
+            state: Some("DESTROYED".to_owned()),
+            line: format!("DESTROYED INSTANCE {instance}, {which}"),
+            ..Self::default()
+        }
     }
 
     /// Of one that is so now, or on the way there.
@@ -399,17 +410,25 @@ async fn ask_to_go(
     patience: &Patience,
 ) -> Result<(Done, Option<(InstanceId, NodeId)>), Failure> {
     let doomed = destroy_selected(&session.cloud, instance, selectors).await;
-    let (node, alive) = match doomed.map_err(|error| session.failed(error))? {
-        Doomed::By { node, alive } => (Some(node), alive),
-        Doomed::Already => (None, false),
-    };
-    let done = Done { instance: Some(instance), node, node_alive: Some(alive), ..Done::default() };
-    let Some(node) = node else {
-        let line = format!("DESTROYED INSTANCE {instance}, WHICH WAS NEVER PLACED");
-        return Ok((Done { state: Some("DESTROYED".to_owned()), line, ..done }, None));
-    };
-    tell_later(node, alive, &format!("{instance} is destroyed"));
-    Ok((done.being("DESTROYING"), patience.left().map(|_| (instance, node))))
+    Ok(going(instance, doomed.map_err(|error| session.failed(error))?, patience.left().is_some()))
+}
+
+/// What is told of one whose end was asked for, and where that is waited for.
+fn going(instance: InstanceId, doomed: Doomed, is_waited: bool) -> (Done, Option<(InstanceId, NodeId)>) {
+    match doomed {
+        Doomed::By { node, alive } => {
+            let done = Done {
+                instance: Some(instance),
+                node: Some(node),
+                node_alive: Some(alive),
+                ..Done::default()
+            };
+            tell_later(node, alive, &format!("{instance} is destroyed"));
+            (done.being("DESTROYING"), is_waited.then_some((instance, node)))
+        }
+        Doomed::Already => (Done::gone(instance, "WHICH WAS NEVER PLACED"), None),
+        Doomed::Released => (Done::gone(instance, "OF WHICH A CLAIM OF SHARED STORAGE WAS LEFT"), None),
+    }
 }
 
 #[cfg(test)]
@@ -487,6 +506,34 @@ mod tests {
         let session = Session::in_memory().await;
         let status = ec_model::decode(told("ACTIVE").as_bytes()).unwrap();
         assert_eq!(as_listed(&session.cloud, &status).await, "ACTIVE");
+    }
+
+    #[test]
+    fn what_was_never_placed_is_told_apart_from_what_left_a_claim() {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(7));
+        let told = |doomed| {
+            let (done, awaited) = going(instance, doomed, true);
+            (done.line, done.state.unwrap(), awaited.is_some())
+        };
+        let node = NodeId::new(uuid::Uuid::from_u128(8));
+        for (doomed, line, state, is_awaited) in [
+            (Doomed::Already, "DESTROYED INSTANCE {}, WHICH WAS NEVER PLACED", "DESTROYED", false),
+            (
+                Doomed::Released,
+                "DESTROYED INSTANCE {}, OF WHICH A CLAIM OF SHARED STORAGE WAS LEFT",
+                "DESTROYED",
+                false,
+            ),
+            (
+                Doomed::By { node, alive: true },
+                &format!("DESTROYING INSTANCE {{}} ON {node}"),
+                "DESTROYING",
+                true,
+            ),
+        ] {
+            let line = line.replace("{}", &instance.to_string());
+            assert_eq!(told(doomed), (line, state.to_owned(), is_awaited));
+        }
     }
 
     #[tokio::test]

@@ -355,7 +355,7 @@ async fn act(cloud: &Cloud, action: Action, instance: InstanceId) -> Result<Stri
             return Ok(match ec_cloud::destroy(cloud, instance).await? {
                 Doomed::By { alive: true, .. } => "DESTROYING".to_owned(),
                 Doomed::By { alive: false, .. } => "is destroyed when its node is back".to_owned(),
-                Doomed::Already => "DESTROYED".to_owned(),
+                Doomed::Already | Doomed::Released => "DESTROYED".to_owned(),
             });
         }
     };

@@ -34,8 +34,10 @@ pub enum Doomed {
         /// Whether its agent is.
         alive: bool,
     },
-    /// There was nothing but a record or a claim, and that is gone.
+    /// It was never placed: there was nothing but its record, and that is gone.
     Already,
+    /// There was nothing of it but a claim of storage that nodes share, and that is given back.
+    Released,
 }
 
 /// Asks for the instance's end. Asking again is not an error.
@@ -140,7 +142,7 @@ pub(crate) async fn destroy_as(
             (Err(CloudError::NotFound(_)), Some(doomed)) => return Ok(doomed),
             (Err(CloudError::NotFound(_)), None) if claimed(cloud, instance).await? == Claimed::OfStorage => {
                 cloud.placement.release(instance).await?;
-                return Ok(Doomed::Already);
+                return Ok(Doomed::Released);
             }
             (found, _) => found?,
         };

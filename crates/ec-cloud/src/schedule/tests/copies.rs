@@ -191,6 +191,18 @@ async fn what_a_command_left_of_a_volume_goes_when_it_is_deleted_and_what_it_lef
 }
 
 #[tokio::test]
+async fn a_claim_of_shared_storage_is_given_back_and_told_apart_from_what_was_never_placed() {
+    use crate::{Doomed, destroy};
+
+    let world = World::new(1, 0, &[]).await;
+    let left = InstanceId::new(uuid::Uuid::from_u128(9));
+    // Of no host: all that it holds may be of storage.
+    world.placement.claims.lock().unwrap().insert(left, node(0));
+    assert!(matches!(destroy(&world.cloud(), left).await.unwrap(), Doomed::Released));
+    assert!(world.claims().is_empty());
+}
+
+#[tokio::test]
 async fn a_copy_is_claimed_in_full_where_nobody_says_how_large_it_shall_be() {
     use crate::{Verb, act};
 
