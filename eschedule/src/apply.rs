@@ -280,8 +280,19 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         }
     }
     left.for_each(|one| one.undo("interrupted: nothing was asked for"));
-    if apply.wait && failed.is_none() {
-        failed = making.until_all(awaited).await.err();
+    // What was made is waited for whatever else failed, unless somebody does not wait any more.
+    if apply.wait
+        && (failed.is_none() || !stop.is_cancelled())
+        && let Err(failure) = making.until_all(awaited).await
+    {
+        let (ends, told) = match failed.take() {
+            Some(first) if failure.code != INTERRUPTED => (first, Some(failure)),
+            first => (failure, first),
+        };
+        if let Some(told) = told {
+            tell(&format!("eschedule: {}", told.message));
+        }
+        failed = Some(ends);
     }
     print(output, &applied)?;
     match failed {

@@ -103,6 +103,28 @@ async fn who_waits_hears_that_all_is_there_or_what_became_of_it_and_that_what_go
     Ok(())
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_made_is_waited_for_although_something_else_could_not_be() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let large = "resources=VCPU:9000,MEMORY_MB:1";
+    let text = format!("stack: shop\ninstances:\n  big: {{query: '{large}'}}\n  web: {{query: '{TINY}'}}\n");
+    let path = file(&control, &text)?;
+    let mut command = control.command(&["apply", "-f", &path, "--wait", "--timeout", "120", "-o", "json"]);
+    let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let (node, web) = placed(&control, "web").await?;
+    // It would have ended by now.
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    control.status(node, web, State::Error, None).await?;
+    let output = child.wait_with_output()?;
+    let told = error(&output);
+    ensure!(output.status.code() == Some(1) && told.contains("eschedule: big: no allocations"), "{output:?}");
+    ensure!(told.contains("eschedule: web: ") && told.contains("in ERROR"), "{told}");
+    let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    ensure!(done.iter().all(|one| one["note"].is_string()), "{done:?}");
+    Ok(())
+}
+
 /// The stack is refused with that code and one line that has these words.
 pub(crate) fn refused(control: &Control, text: &str, code: i32, wanted: &str) -> Result<()> {
     let output = control.eschedule(&["apply", "-f", &file(control, text)?])?;
