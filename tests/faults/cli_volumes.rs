@@ -231,7 +231,8 @@ async fn a_snapshot_of_a_volume_stays_as_it_was_made_and_is_what_it_is_restored_
     control.done(&["volume", "attach", "copy", "web"])?;
     for (arguments, those) in [
         (&["volume", "list", "--status", "in-use"][..], "copy\n"),
-        (&["volume", "list", "--status", "in-use,changing", "--node", "h1"], "before\ncopy\ndata\n"),
+        (&["volume", "list", "--status", "in-use,available", "--node", "h1"], "before\ncopy\ndata\n"),
+        (&["volume", "list", "--status", "changing"], ""),
         (&["volume", "list", "--instance", "web"], "copy\n"),
         (&["volume", "list", "--project", "other"], ""),
         (&["volume", "list", "--label", "a=b"], ""),

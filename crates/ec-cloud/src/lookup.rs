@@ -536,11 +536,7 @@ impl View {
             None if known.is_asked_for() => view.recordless(),
             None => view,
         };
-        // The wish to destroy is in the request alone; after a failure that is gone.
-        view.request_id = match (known.request.record(), &known.record) {
-            (Some(request), _) => request.request_id,
-            (None, record) => record.as_ref().and_then(|record| record.request_id),
-        };
+        view.request_id = asked_by(known.request.record(), known.record.as_ref());
         view.record = known.record.clone().map(Box::new);
         view.request = known.request.record().cloned().map(Box::new);
         view.status = known.status.record().cloned().map(Box::new);
@@ -715,6 +711,14 @@ impl View {
     }
 }
 
+/// The id of the command that wrote what is wanted last. The wish to destroy is in the request alone; after a failure that is gone.
+fn asked_by(request: Option<&Request>, record: Option<&Instance>) -> Option<RequestId> {
+    match (request, record) {
+        (Some(request), _) => request.request_id,
+        (None, record) => record.and_then(|record| record.request_id),
+    }
+}
+
 /// Of a record that cannot be read.
 fn not_wanted(why: &str) -> String {
     format!("what is wanted of it cannot be read: {why}")
@@ -746,7 +750,8 @@ fn doing(request: Option<&Request>, status: &Read<Status>) -> Option<String> {
 /// Every instance of every node, by node and name; volumes are none of them.
 pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
     let (views, _) = list_of(cloud, Workload::Machine).await?;
-    Ok(views.into_iter().map(|view| View { record: None, ..view }).collect())
+    let brief = |view| View { request_id: None, record: None, request: None, status: None, ..view };
+    Ok(views.into_iter().map(brief).collect())
 }
 
 /// What is read of the record of one that is of another kind.
@@ -766,7 +771,7 @@ struct OtherTold {
     volumes: Vec<Attachment>,
 }
 
-/// Of this kind, with their records; and what there is of other kinds.
+/// Of this kind, with their records, and volumes with what their agents tell; and what there is of other kinds.
 pub(crate) async fn list_of(
     cloud: &Cloud,
     kind: Workload,
@@ -824,14 +829,19 @@ pub(crate) async fn list_of(
             return None;
         }
         let view = View::brief(instance, node, alive.contains(&node), &request, &status);
-        Some(match record {
+        let of_record = record.as_ref().and_then(|record| record.as_ref().ok());
+        let view = View { request_id: asked_by(request.record(), of_record), ..view };
+        let view = match record {
             Some(Ok(record)) => {
                 let view = view.with(&record).wished(&record, &request, &status);
                 View { record: Some(Box::new(as_made(record, &request, &status))), ..view }
             }
             Some(Err(why)) => view.without_record(&why),
             None => view,
-        })
+        };
+        // Those of machines are many and large, and nobody looks at them here.
+        let told = status.record().filter(|_| kind == Workload::Volume).cloned();
+        Some(View { status: told.map(Box::new), ..view })
     });
     let of_kind = |view: &View| view.kind == kind;
     let mut views: Vec<View> = placed.chain(alone.into_iter().flatten()).filter(of_kind).collect();
@@ -896,7 +906,7 @@ async fn record_only(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<
     let view = match record.node() {
         Some(node) => {
             let known = look(cloud, instance, node, Some(record.clone())).await?;
-            let view = View { request: None, status: None, ..View::of(&known) };
+            let view = View::of(&known);
             // Placed since the others were listed.
             if !(known.request.is_absent() && known.status.is_absent()) {
                 return Ok(Some(view));

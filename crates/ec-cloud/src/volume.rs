@@ -958,8 +958,9 @@ pub(crate) fn told(
     record: Option<&Instance>,
     holder: Option<(InstanceId, String)>,
 ) -> VolumeView {
-    // Of one that is there its agent does nothing else that it would tell.
-    let is_changing = view.doing.is_some();
+    // Of one that is there its agent does nothing else that it would tell. That it has yet to hear of another name, say, changes no disk;
+    // and of a wish that does the state tells.
+    let is_changing = view.status.as_ref().is_some_and(|status| status.doing.is_some());
     let status = match State::named(&view.state) {
         Some(State::Active | State::Rebuilding | State::Resizing) if holder.is_some() => "in-use",
         Some(State::Rebuilding | State::Resizing) => "changing",
@@ -995,7 +996,7 @@ pub(crate) fn told(
         reason: view.reason,
         doing: view.doing,
         locked: record.and_then(|record| record.locked.clone()),
-        request_id: record.and_then(|record| record.request_id),
+        request_id: view.request_id.or_else(|| record.and_then(|record| record.request_id)),
     }
 }
 

@@ -191,6 +191,41 @@ async fn what_a_command_left_of_a_volume_goes_when_it_is_deleted_and_what_it_lef
 }
 
 #[tokio::test]
+async fn a_volume_changes_only_where_its_disk_does_and_tells_to_its_end_which_command_asked_for_that() {
+    use crate::{Verb, act, delete_volume, restore_volume, volumes};
+
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let [named, anew, copied] = [world.volume("a").await, world.volume("b").await, world.volume("c").await];
+    let mut cloud = world.cloud();
+    act(&cloud, named, &Verb::Rename("d".to_owned())).await.unwrap();
+    restore_volume(&cloud, anew, &ImageRef::at("file:///x")).await.unwrap();
+    // Its agent is about something with it.
+    let pair = world.under(&world.keys.status(node(0), copied)).remove(0);
+    let mut status: ec_model::Status = decode(&pair.value).unwrap();
+    status.doing = Some("copying".to_owned());
+    status.observed_generation = 9;
+    world.etcd.memory.txn(Txn::new().put(pair.key, encode(&status))).await.unwrap();
+    let told = async |cloud: &Cloud, volume| {
+        let shown = crate::volume(cloud, volume).await.unwrap();
+        let listed = volumes(cloud).await.unwrap().into_iter().find(|view| view.volume == volume).unwrap();
+        assert_eq!((&shown.status, shown.request_id), (&listed.status, listed.request_id));
+        assert_eq!(shown.doing, listed.doing);
+        (shown.status, shown.doing.is_some(), shown.request_id)
+    };
+    for (volume, status, is_doing) in
+        [(named, "available", true), (anew, "changing", true), (copied, "changing", true)]
+    {
+        assert_eq!(told(&cloud, volume).await, (status.to_owned(), is_doing, Some(REQUEST)), "{volume}");
+    }
+    let another = "req-00000000-0000-0000-0000-000000000001".parse().unwrap();
+    cloud.request_id = Some(another);
+    delete_volume(&cloud, named).await.unwrap();
+    assert_eq!(told(&cloud, named).await, ("deleting".to_owned(), true, Some(another)));
+    let machines = crate::list(&cloud).await.unwrap();
+    assert!(machines.iter().all(|view| view.request_id.is_none() && view.status.is_none()));
+}
+
+#[tokio::test]
 async fn a_claim_of_shared_storage_is_given_back_and_told_apart_from_what_was_never_placed() {
     use crate::{Doomed, destroy};
 
