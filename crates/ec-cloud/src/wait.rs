@@ -241,6 +241,11 @@ fn powered(
     power: Power,
     status: Status,
 ) -> CloudResult<Option<Status>> {
+    // Told since the wish is known, or was carried out: that is what came of it.
+    let heard = status.power_generation.max(status.observed_generation);
+    if status.state == State::Error && heard >= generation {
+        return settled(instance, status);
+    }
     let came_to = match status.state {
         State::Paused => Power::Paused,
         State::Suspended => Power::Suspended,
@@ -259,10 +264,6 @@ fn powered(
             Power::Stopped if power != Power::Stopped => settled(instance, status),
             _ => Ok(Some(status)),
         };
-    }
-    // Told since the wish is known: that is what came of it.
-    if status.state == State::Error && status.observed_generation >= generation {
-        return settled(instance, status);
     }
     Ok(None)
 }
@@ -561,6 +562,13 @@ mod tests {
                         assert!(power != came_to && why.to_string().contains("something else"), "{why}");
                     }
                 }
+            }
+        }
+        for power in [Power::Running, Power::Paused, Power::Suspended, Power::Stopped] {
+            assert!(!is(power, told(State::Error, 4)).unwrap(), "{power:?}: it may have failed before");
+            for generation in [5, 6] {
+                let failed = is(power, told(State::Error, generation)).unwrap_err();
+                assert!(failed.to_string().ends_with("is in ERROR"), "{power:?}: {failed}");
             }
         }
     }
