@@ -442,7 +442,7 @@ pub(crate) fn lines_of(view: &View) -> String {
             row("rescue", format!("failed, it boots from its own disk: {why}"));
         }
         if let Some(why) = status.resized.as_ref().and_then(|resized| resized.failed.as_ref()) {
-            row("resize", format!("failed, it has its old size: {why}"));
+            row("resize", format!("failed, it {}: {why}", size_still_had(view)));
         }
         row("since", status.since.to_string());
         if let Some(started) = status.started_at {
@@ -473,6 +473,16 @@ pub(crate) fn lines_of(view: &View) -> String {
         text.push_str(&format!("\n\nend of the console:\n{}", without_controls(console, &['\n', '\t'])));
     }
     text
+}
+
+/// What one has that could not be given another size: where it was to go back that is the newer one.
+fn size_still_had(view: &View) -> &'static str {
+    match &view.record {
+        Some(record) if record.before.is_none() => {
+            "is as large as it was before that, and `eschedule resize --revert` tries it again"
+        }
+        Some(_) | None => "has its old size",
+    }
 }
 
 /// As records have it.
@@ -508,6 +518,18 @@ mod tests {
         assert_eq!(reason(&view(waits)), waits);
         let dead = View { node_alive: false, ..view(waits) };
         assert_eq!(reason(&dead), format!("its node is not alive; {waits}"));
+    }
+
+    #[test]
+    fn which_size_one_has_that_could_not_be_resized_hangs_on_where_it_was_to_go() {
+        let mut view = crate::fields::view(true);
+        let status = view.status.as_mut().unwrap();
+        let resized = status.resized.as_mut().unwrap();
+        resized.failed = Some("no room".to_owned());
+        assert!(lines_of(&view).contains("failed, it has its old size: no room"));
+        view.record.as_mut().unwrap().before = None;
+        let lines = lines_of(&view);
+        assert!(lines.contains("it is as large as it was before that, and `eschedule resize --revert` tries it again: no room"), "{lines}");
     }
 
     #[test]

@@ -70,7 +70,7 @@ fn cannot_be_measured(guest: &Guest, disk: InstanceId, asked: &[&str]) -> Result
     std::fs::write(file, [7; 300_000])?;
     let output = guest.stack.eschedule(asked)?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    let is_told = said.contains("is as large as it was") && said.contains("no qcow2 image");
+    let is_told = said.contains("is as large as it was before that") && said.contains("no qcow2 image");
     ensure!(output.status.code() == Some(1) && is_told, "{asked:?}: {output:?}");
     let log = guest.stack.log();
     let given_up = log

@@ -204,6 +204,11 @@ pub async fn until_done(
     };
     let stands = |request: &Request| stands(instance, awaited, request);
     let status = until_status(cloud, node, instance, timeout, seen, judge, stands).await?;
+    if let Awaited::Resize(_) = awaited
+        && let Some(why) = status.resized.as_ref().and_then(|resized| resized.failed.as_ref())
+    {
+        return Err(not_resized(cloud, &status, why).await);
+    }
     // One that was reverted does not need any more what it was.
     if matches!(awaited, Awaited::Resize(_))
         && let Err(error) = settle(cloud, instance).await
@@ -317,12 +322,8 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
             elsewhere("was to be of yet another size by somebody else".to_owned())
         }
         Some(resized) if resized.wished_at == wished_at => match (&resized.failed, status.state) {
-            (Some(why), _) if status.kind == Workload::Volume => elsewhere(format!(
-                "is as large as it was: {why}; `eschedule volume extend {instance}` tries it again"
-            )),
-            (Some(why), _) => elsewhere(format!(
-                "is as large as it was: {why}; `eschedule resize --revert {instance}` gives back what was claimed for more"
-            )),
+            // What is to be done then hangs on more than that.
+            (Some(_), _) => Ok(Some(status)),
             (None, State::Resizing) => Ok(None),
             (None, State::Error) => settled(instance, status),
             (None, _) => Ok(Some(status)),
@@ -331,6 +332,29 @@ fn resized(instance: InstanceId, wished_at: Timestamp, status: Status) -> CloudR
         _ if status.kind == Workload::Volume && status.state == State::Error => settled(instance, status),
         _ => Ok(None),
     }
+}
+
+/// That one could not be given the size that was wished last, and what helps: to go back is tried again where that was wished.
+async fn not_resized(cloud: &Cloud, status: &Status, why: &str) -> CloudError {
+    let (kind, instance) = (status.kind, status.instance);
+    let helps = match kind {
+        Workload::Volume => format!("volume extend {instance}` tries it again"),
+        Workload::Machine if was_to_go_back(cloud, instance).await => {
+            format!("resize --revert {instance}` tries it again")
+        }
+        Workload::Machine => format!("resize --revert {instance}` gives back what was claimed for more"),
+    };
+    CloudError::Elsewhere(format!(
+        "{} {instance} is as large as it was before that: {why}; `eschedule {helps}",
+        kind.word()
+    ))
+}
+
+/// Whether an instance was wished to be as large as it was before, by its record.
+async fn was_to_go_back(cloud: &Cloud, instance: InstanceId) -> bool {
+    let pair = cloud.store.get(&cloud.keys.instance(instance)).await.ok().and_then(|(pair, _)| pair);
+    let record = pair.and_then(|pair| decode::<Instance>(&pair.value).ok());
+    record.is_some_and(|record| record.before.is_none())
 }
 
 fn heard(generation: u64, status: Status) -> Option<Status> {

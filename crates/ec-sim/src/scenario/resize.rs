@@ -223,7 +223,12 @@ async fn fails(stage: Stage) {
         stage.snag("n1", "hypervisor Grow ", Fate::IsRefused(0));
         stage.snag("n1", call, Fate::IsRefused(0));
         let told = stage.user(1).wish(guest, &to(2, 2)).await.err();
-        stage.demand(told.is_some_and(|why| why.contains("is as large as it was")), "it is told why").await;
+        stage
+            .demand(
+                told.is_some_and(|why| why.contains("is as large as it was before that")),
+                "it is told why",
+            )
+            .await;
         stage.until_well(guest).await;
         is(&stage, guest, (1, disk), (2, 2)).await;
         does(&stage, guest, &Verb::Revert).await;

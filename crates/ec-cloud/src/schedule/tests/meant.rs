@@ -504,6 +504,30 @@ async fn a_rescue_that_was_taken_back_before_its_node_heard_of_it_is_not_waited_
 }
 
 #[tokio::test(start_paused = true)]
+async fn who_could_not_go_back_to_its_old_size_is_told_to_try_that_again() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, minute) = (world.cloud(), std::time::Duration::from_secs(60));
+    let (_, made) = world.volume_of_a_machine().await;
+    let (key, wished_at) = (world.keys.status(made.node, made.instance), Timestamp::UNIX_EPOCH);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let failed = ec_model::Resized { wished_at, failed: Some("no".to_owned()), resources: Resources::new() };
+    let told = Status { resized: Some(failed), ..status };
+    world.etcd.memory.txn(Txn::new().put(key, encode(&told))).await.unwrap();
+    let key = world.keys.instance(made.instance);
+    let record: Instance = decode(&world.under(&key)[0].value).unwrap();
+    let size = ec_model::Extent { query: QUERY.to_owned(), resources: Resources::new() };
+    for (before, helps) in [(Some(size), "gives back what was claimed for more"), (None, "tries it again")] {
+        let record = Instance { before, ..record.clone() };
+        world.etcd.memory.txn(Txn::new().put(key.clone(), encode(&record))).await.unwrap();
+        let awaited = crate::Awaited::Resize(wished_at);
+        let done = crate::until_done(&cloud, made.node, made.instance, awaited, minute, |_| {});
+        let text = done.await.unwrap_err().to_string();
+        assert!(text.contains("is as large as it was before that: no; `eschedule resize --revert"), "{text}");
+        assert!(text.ends_with(helps), "{text}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn how_it_stands_is_looked_at_once_however_little_time_is_left() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (_, made) = world.volume_of_a_machine().await;
