@@ -220,8 +220,9 @@ impl Tells for Tally {
         text.counters("econtroller_marks_total", help)
             .sample(&[("mark", "down")], self.marked_down.get())
             .sample(&[("mark", "up")], self.marked_up.get());
-        let help = "Instances of which this controller took left-overs away: records and names (record), room that they do \
-                    not need (claim).";
+        let help = "Left-overs of instances and volumes that this controller took away: records with their names, \
+                    names and places in groups that are no one's any more, copies for images that nobody sends (record); \
+                    room that they do not need (claim).";
         text.counters("econtroller_swept_total", help)
             .sample(&[("what", "record")], self.swept.get())
             .sample(&[("what", "claim")], self.settled.get());

@@ -43,8 +43,7 @@ impl Tells for Readings {
         let mut text = Exposition::default();
         text.gauges("mdserver_build_info", "The metadata server's release.")
             .sample(&[("version", env!("CARGO_PKG_VERSION"))], 1);
-        let help =
-            "Instances that have a record in this server's state directory; none where that cannot be read.";
+        let help = "Instances and volumes that have a record in this server's state directory; none where that cannot be read.";
         let mut family = text.gauges("mdserver_records", help);
         if let Ok(count) = self.records.count() {
             family.sample(&[], count);

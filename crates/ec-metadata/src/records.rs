@@ -233,7 +233,7 @@ impl RecordDir {
         Ok(())
     }
 
-    /// How many instances have a record.
+    /// How many instances and volumes have a record.
     pub fn count(&self) -> Result<usize, RecordFileError> {
         Ok(self.files()?.len())
     }
