@@ -137,7 +137,7 @@ impl Api {
         match request.uri().path() {
             "/healthz" => return ("/healthz", reply::text(200, "ok\n")),
             "/readyz" => {
-                return match self.replica.ready().await {
+                return match self.ready().await {
                     Ok(()) => ("/readyz", reply::text(200, "ok\n")),
                     Err(why) => ("/readyz", reply::text(503, &format!("not ready: {why}\n"))),
                 };
@@ -210,8 +210,14 @@ impl Api {
         answer
     }
 
+    /// Whether all who may come in are answered.
+    async fn ready(&self) -> Result<(), Unavailable> {
+        self.replica.ready().await?;
+        self.config.auth.ready().map_err(Unavailable)
+    }
+
     async fn measurements(&self) -> String {
-        let ready = self.replica.ready().await.is_ok();
+        let ready = self.ready().await.is_ok();
         let revision = self.replica.revision();
         let (providers, consumers, unreadable) = self
             .replica
@@ -223,7 +229,7 @@ impl Api {
             &[
                 (
                     "eplacement_ready",
-                    "Whether the state is up to date with etcd and writes work (1), or not (0).",
+                    "Whether the state is up to date with etcd, writes work and tokens can be read (1), or not (0).",
                     i64::from(ready),
                 ),
                 ("eplacement_revision", "Revision of etcd that the state in memory has.", revision),

@@ -3,11 +3,16 @@
 use std::{collections::HashMap, sync::Arc, sync::RwLock, time::Duration};
 
 use ec_model::{Token, decode};
-use ec_store::{Change, Event, FollowOptions, KeyValue, Store, follow_on_demand};
+use ec_store::{Change, Event, FollowOptions, KeyValue, Store, StoreError, follow_on_demand};
+use tokio::time::Instant;
 
 /// All are listed so often, in case an event was lost: for no longer does one let in that was taken away. Counted here,
 /// since the follower counts anew with each watch, and watches may break all the time.
 const LIST_AGAIN: Duration = Duration::from_secs(15);
+
+/// Where etcd refuses to tell them for so long, none is believed any more: one that was taken away would let in for ever. Long
+/// enough for rights that are being given anew.
+const REFUSED: Duration = Duration::from_secs(60);
 
 /// The tokens of one prefix, by their digests, as they were last known.
 #[derive(Debug, Default)]
@@ -15,32 +20,61 @@ pub(crate) struct Stored(RwLock<Known>);
 
 #[derive(Debug, Default)]
 struct Known {
-    /// Whether there may be some that were not read yet.
-    awaited: bool,
+    standing: Standing,
     tokens: HashMap<String, Token>,
+}
+
+/// What is to be thought of a token that is not known.
+#[derive(Debug, Default)]
+enum Standing {
+    /// There is none: all are known, as they were when etcd was there last.
+    #[default]
+    Read,
+    /// It may be one of those that were not read yet.
+    Awaited,
+    /// It may be one of those that etcd does not let this server read.
+    Refused { since: Instant, why: String },
+}
+
+impl Standing {
+    fn check(&self) -> Result<(), String> {
+        match self {
+            Self::Read => Ok(()),
+            Self::Awaited => Err("tokens are not read from etcd yet".to_owned()),
+            Self::Refused { why, .. } => Err(format!("tokens that lie in etcd cannot be read: {why}")),
+        }
+    }
 }
 
 impl Stored {
     /// Whom the token of this digest lets in, where it is known.
     ///
     /// # Errors
-    /// In a sentence, that they were not read yet.
-    pub(crate) fn find(&self, digest: &str) -> Result<Option<Token>, &'static str> {
+    /// Why it cannot be told whom it lets in.
+    pub(crate) fn find(&self, digest: &str) -> Result<Option<Token>, String> {
         let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
         match known.tokens.get(digest) {
             Some(token) => Ok(Some(token.clone())),
-            None if known.awaited => Err("Tokens are not read from etcd yet; try again."),
-            None => Ok(None),
+            None => known.standing.check().map(|()| None),
         }
     }
 
-    fn change(&self, change: impl FnOnce(&mut Known)) {
-        change(&mut self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner));
+    /// Whether it can be told of every token whom it lets in.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(crate) fn ready(&self) -> Result<(), String> {
+        self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).standing.check()
     }
 
-    /// Keeps them as they are in the store, for ever. While that is away they stay as they were.
+    fn change<T>(&self, change: impl FnOnce(&mut Known) -> T) -> T {
+        change(&mut self.0.write().unwrap_or_else(std::sync::PoisonError::into_inner))
+    }
+
+    /// Keeps them as they are in the store, for ever. While that is away they stay as they were; while it refuses to tell them, for a
+    /// minute.
     pub(crate) async fn keep(self: Arc<Self>, store: Arc<dyn Store>, prefix: String) {
-        self.change(|known| known.awaited = true);
+        self.change(|known| known.standing = Standing::Awaited);
         let (mut changes, relist) = follow_on_demand(store, prefix.clone(), None, FollowOptions::default());
         let mut list_again = tokio::time::interval(LIST_AGAIN);
         list_again.reset();
@@ -50,7 +84,10 @@ impl Stored {
                     Some(change) => self.take_up(&prefix, change),
                     None => return,
                 },
-                _ = list_again.tick() => relist.now(),
+                _ = list_again.tick() => {
+                    self.forget_refused();
+                    relist.now();
+                }
             }
         }
     }
@@ -59,7 +96,11 @@ impl Stored {
         match change {
             Change::Reset(listing) => {
                 let tokens = listing.pairs.iter().filter_map(|pair| read(prefix, pair)).collect();
-                self.change(|known| *known = Known { awaited: false, tokens });
+                let before =
+                    self.change(|known| std::mem::replace(known, Known { standing: Standing::Read, tokens }));
+                if matches!(before.standing, Standing::Refused { .. }) {
+                    tracing::info!("tokens that lie in etcd are read again");
+                }
             }
             Change::Events(batch) => self.change(|known| {
                 for event in &batch.events {
@@ -74,7 +115,34 @@ impl Stored {
                     }
                 }
             }),
-            Change::Lost(error) => tracing::debug!(%error, "tokens are not followed"),
+            // The server's state is told to be lost with it.
+            Change::Lost(error) if error.is_transient() => tracing::debug!(%error, "tokens are not followed"),
+            Change::Lost(error) => self.refused(&error, prefix),
+        }
+    }
+
+    fn refused(&self, error: &StoreError, prefix: &str) {
+        tracing::warn!(
+            %error,
+            "tokens that lie in etcd, below {prefix}, cannot be read: in a minute none of them is taken any more; this server's user \
+             needs the right to read there, which `eschedule cluster init` and scripts/etcd-roles.sh give"
+        );
+        let why = error.to_string();
+        self.change(|known| known.standing = Standing::Refused { since: Instant::now(), why });
+    }
+
+    fn forget_refused(&self) {
+        let forgotten = self.change(|known| match known.standing {
+            Standing::Refused { since, .. } if since.elapsed() >= REFUSED => {
+                std::mem::take(&mut known.tokens)
+            }
+            _ => HashMap::new(),
+        });
+        if !forgotten.is_empty() {
+            tracing::warn!(
+                tokens = forgotten.len(),
+                "tokens that lie in etcd are not taken until they can be read"
+            );
         }
     }
 }
@@ -119,5 +187,40 @@ mod tests {
             tokio::time::sleep(Duration::from_secs(1)).await;
         }
         assert!(!lets_in("a") && lets_in("b"));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_that_may_not_be_read_let_in_for_a_minute_and_then_it_is_said_why_they_do_not() {
+        let store = MemoryStore::new();
+        let token = r#"{"version": 1, "name": "control"}"#;
+        store.txn(Txn::new().put("/t/a", token)).await.unwrap();
+        let refuse = |count| store.faults().fail_next(count, StoreError::Refused("permission denied".into()));
+        let wait = async |seconds| tokio::time::sleep(Duration::from_secs(seconds)).await;
+        // Never, from the beginning.
+        refuse(usize::MAX);
+        let stored = Arc::<Stored>::default();
+        tokio::spawn(Arc::clone(&stored).keep(Arc::new(store.clone()), "/t/".into()));
+        wait(1).await;
+        for told in [stored.find("a").err(), stored.find("b").err(), stored.ready().err()] {
+            let told = told.unwrap();
+            assert!(told.contains("cannot be read: etcd refused: permission denied"), "{told}");
+        }
+        refuse(0);
+        wait(30).await;
+        let lets_in = |name: &str| matches!(stored.find(name), Ok(Some(_)));
+        assert!(lets_in("a") && stored.ready().is_ok() && matches!(stored.find("b"), Ok(None)));
+        // Not any more. What is not known may be one that came since.
+        refuse(usize::MAX);
+        wait(LIST_AGAIN.as_secs() + 1).await;
+        assert!(lets_in("a") && stored.find("b").is_err() && stored.ready().is_err());
+        wait(REFUSED.as_secs() + LIST_AGAIN.as_secs()).await;
+        assert!(stored.find("a").is_err(), "it may have been taken away");
+        refuse(0);
+        wait(30).await;
+        assert!(lets_in("a") && stored.ready().is_ok());
+        // One that is away says nothing of them.
+        store.faults().set_reachable(false);
+        wait(600).await;
+        assert!(lets_in("a") && matches!(stored.find("b"), Ok(None)));
     }
 }

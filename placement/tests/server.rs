@@ -7,7 +7,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use ec_model::token_digest;
 use ec_runtime::Host;
 use ec_serve::TlsSection;
-use ec_store::{MemoryStore, Store, Txn, testing::certificates};
+use ec_store::{MemoryStore, Store, StoreError, Txn, testing::certificates};
 use placement::{
     config::Config,
     http::{Api, ApiConfig, Auth, ServerConfig, Token, Tokens, serve},
@@ -150,6 +150,41 @@ async fn tokens_in_the_store_let_in_as_long_as_they_are_there_and_change_one_pro
     until("the-token-of-a-node", 401).await;
     store.txn(Txn::new().delete(key("the-token-of-control"))).await.unwrap();
     until("the-token-of-control", 401).await;
+}
+
+#[tokio::test]
+async fn a_server_that_may_not_read_tokens_is_not_ready_and_says_why_to_whom_it_does_not_know() {
+    let of_tokens = MemoryStore::new();
+    of_tokens.faults().fail_next(usize::MAX, StoreError::Refused("permission denied".into()));
+    let tokens = Tokens::new(vec![token("listed", "admin", None)]).unwrap();
+    let config = ApiConfig { auth: Auth::Tokens(tokens.clone()), ..open() };
+    let server = Server::start_on(&MemoryStore::new(), config).await;
+    let ask = async |path: &str, token: &str| {
+        let request = server.client.get(format!("{}{path}", server.url)).header("X-Auth-Token", token);
+        let answer = request.header("OpenStack-API-Version", "placement latest").send().await.unwrap();
+        (answer.status().as_u16(), answer.text().await.unwrap())
+    };
+    assert_eq!(ask("/readyz", "").await.0, 200);
+    tokio::spawn(tokens.keep(Arc::new(of_tokens.clone()), "/p-tokens/".into()));
+    let until = async |status: u16| {
+        for _ in 0..500 {
+            let (is, text) = ask("/readyz", "").await;
+            if is == status && !text.contains("yet") {
+                return text;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("it is never {status}");
+    };
+    let why = "tokens that lie in etcd cannot be read: etcd refused: permission denied";
+    assert_eq!(until(503).await, format!("not ready: {why}\n"));
+    assert!(ask("/metrics", "").await.1.contains("\neplacement_ready 0\n"));
+    let (status, text) = ask("/traits", "the-token-of-a-node").await;
+    assert!(status == 503 && text.contains(why), "{text}");
+    assert_eq!(ask("/traits", "listed").await.0, 200);
+    of_tokens.faults().fail_next(0, StoreError::Refused(String::new()));
+    assert_eq!(until(200).await, "ok\n");
+    assert_eq!(ask("/traits", "the-token-of-a-node").await.0, 401);
 }
 
 #[test]

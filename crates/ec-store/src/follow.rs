@@ -65,8 +65,8 @@ pub enum Change {
     /// Changes to what was told before: all of one or more revisions. None at all where the store only told
     /// how far it has come, and where a watch goes on after an outage.
     Events(WatchBatch),
-    /// The store was lost; the follower goes on trying. Once per outage, to be logged or shown: whatever is told after it
-    /// says that it is over.
+    /// The store was lost; the follower goes on trying. Once per outage, to be logged or shown, and once more where it was
+    /// away and now refuses: whatever else is told after it says that it is over.
     Lost(StoreError),
 }
 
@@ -124,7 +124,7 @@ pub fn follow_on_demand(
         relist: relist.clone(),
         place: None,
         listings: 0,
-        lost: false,
+        lost: None,
         watching_since: None,
         told: false,
     };
@@ -225,8 +225,8 @@ struct Follower {
     place: Option<Place>,
     /// How many listings it has told.
     listings: u64,
-    /// An outage was told of, and is not over.
-    lost: bool,
+    /// An outage was told of, and is not over: whether it was one that passes by itself.
+    lost: Option<bool>,
     /// When the present session's watch was accepted.
     watching_since: Option<Instant>,
     /// Whether that watch told anything.
@@ -262,8 +262,10 @@ impl Follower {
                 }
                 End::Failed(error) => {
                     tracing::debug!(prefix = self.prefix, %error, "following failed");
-                    if !self.lost {
-                        self.lost = true;
+                    // Who waits for a store that is away must hear that it is there, and says no.
+                    let news = self.lost.is_none_or(|passes| passes && !error.is_transient());
+                    if news {
+                        self.lost = Some(error.is_transient());
                         if self.changes.send(Change::Lost(error)).await.is_err() {
                             return;
                         }
@@ -295,7 +297,7 @@ impl Follower {
         self.relist.0.sessions.fetch_add(1, Ordering::AcqRel);
         self.watching_since = Some(Instant::now());
         // Where nothing was missed, nothing else says that the outage is over.
-        if std::mem::take(&mut self.lost) && broken {
+        if self.lost.take().is_some() && broken {
             self.tell(Change::Events(WatchBatch { events: Vec::new(), resume_from: from })).await?;
         }
         loop {

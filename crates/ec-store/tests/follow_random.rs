@@ -186,6 +186,24 @@ async fn one_outage_is_told_once_however_long_it_lasts() {
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_store_that_was_away_and_refuses_is_told_once_more() {
+    let store = MemoryStore::new();
+    store.faults().set_reachable(false);
+    let mut changes = follow(Arc::new(store.clone()), "/f/".into(), FollowOptions::default());
+    let mut told = async || timeout(PATIENCE, changes.recv()).await.unwrap().unwrap();
+    assert!(matches!(told().await, Change::Lost(error) if error.is_transient()));
+    store.faults().fail_next(usize::MAX, StoreError::Refused("permission denied".into()));
+    store.faults().set_reachable(true);
+    assert!(matches!(told().await, Change::Lost(StoreError::Refused(_))));
+    // Not again, whatever it says in the end.
+    store.faults().set_reachable(false);
+    sleep(Duration::from_secs(60)).await;
+    store.faults().fail_next(0, StoreError::Refused(String::new()));
+    store.faults().set_reachable(true);
+    assert!(matches!(told().await, Change::Reset(_)));
+}
+
 /// A store that is listed, and of which each watch is refused, as of a history that is gone.
 struct Unwatched(MemoryStore, AtomicUsize);
 

@@ -132,6 +132,11 @@ impl Tokens {
         Arc::clone(&self.stored).keep(store, prefix)
     }
 
+    /// Whether it is known whom the store says.
+    fn ready(&self) -> Result<(), String> {
+        self.stored.ready()
+    }
+
     /// Whom a token lets in.
     fn owner(&self, token: &str) -> ApiResult<Identity> {
         // Looking up a digest tells nothing about the token by the time that it takes.
@@ -147,7 +152,7 @@ impl Tokens {
                 ..Identity::default()
             }),
             Ok(None) => Err(nobody()),
-            Err(why) => Err(ApiError::new(503, why)),
+            Err(why) => Err(ApiError::new(503, format!("This token is not known: {why}; try again."))),
         }
     }
 }
@@ -161,6 +166,17 @@ fn nobody() -> ApiError {
 }
 
 impl Auth {
+    /// Whether it can be told of everybody whether they come in.
+    ///
+    /// # Errors
+    /// Why not.
+    pub(super) fn ready(&self) -> Result<(), String> {
+        match self {
+            Self::NoAuth => Ok(()),
+            Self::Tokens(tokens) => tokens.ready(),
+        }
+    }
+
     /// Who a request is from. The root of the API may be seen by anybody.
     pub(super) fn identify(&self, parts: &Parts) -> ApiResult<Identity> {
         if matches!(parts.uri.path(), "/" | "") {
