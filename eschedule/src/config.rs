@@ -173,7 +173,7 @@ pub(crate) fn with_ended(failure: Failure, ended: &[String]) -> Failure {
         return failure;
     }
     let message = format!(
-        "{}; {}: `eschedule cluster renew` makes new ones, on the host that the cluster is administered from",
+        "{}; {}; `eschedule cluster renew` makes new ones, on the host that the cluster is administered from",
         failure.message,
         ended.join(", ")
     );
@@ -309,7 +309,7 @@ mod tests {
         let failure = thread.spawn(listed).unwrap().join().unwrap();
         assert_eq!(failure.code, UNREACHABLE, "{}", failure.message);
         assert!(
-            failure.message.contains(&format!("; {over}: `eschedule cluster renew`")),
+            failure.message.contains(&format!("; {over}; `eschedule cluster renew`")),
             "{}",
             failure.message
         );

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use x509_parser::{certificate::X509Certificate, error::X509Error, parse_x509_certificate};
 
-use crate::{common_names, pair::is_its_key};
+use crate::{certificate::not_yet, common_names, pair::is_its_key};
 
 /// All that one host needs to be a node, and nothing that another could use. A secret.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -78,9 +78,13 @@ impl Bundle {
         if !authorities.iter().all(is_whole) || !authorities.iter().any(has_signed) {
             return Err("its certificate is not signed by its authority".into());
         }
+        let now = OffsetDateTime::now_utc();
         let ends = certificate.validity().not_after.to_datetime();
-        if ends <= OffsetDateTime::now_utc() {
+        if ends <= now {
             return Err(format!("its certificate ran out on {}", ends.date()));
+        }
+        if let Some(why) = not_yet(certificate.validity().not_before.to_datetime(), now) {
+            return Err(format!("its certificate {why}"));
         }
         if self.token.is_empty() || !self.token.bytes().all(|byte| byte.is_ascii_graphic()) {
             return Err("its token is none".into());
@@ -195,6 +199,23 @@ mod tests {
         for keys in ["", "\n", "a", &format!("{}\nb\n", new_token())] {
             refused(Bundle { user_data_key: Some(keys.to_owned()), ..good.clone() }, "keys of user-data");
         }
+    }
+
+    #[test]
+    fn a_bundle_whose_certificate_is_not_good_yet_is_told_as_such() {
+        let (authority, key) = Authority::create().unwrap();
+        let node = "00000000-0000-4000-8000-000000000001".parse().unwrap();
+        let good = whole(&authority, node);
+        let signer = KeyPair::from_pem(&key).unwrap();
+        let issuer = rcgen::Issuer::from_ca_cert_pem(&good.authority, signer).unwrap();
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, node.user());
+        params.not_before = OffsetDateTime::now_utc() + time::Duration::hours(4);
+        params.not_after = params.not_before + time::Duration::days(9);
+        let own = KeyPair::generate().unwrap();
+        let certificate = params.signed_by(&own, &issuer).unwrap().pem();
+        let told = Bundle { certificate, key: own.serialize_pem(), ..good }.check().unwrap_err();
+        assert!(told.starts_with("its certificate is good only from 2"), "{told}");
     }
 
     #[test]

@@ -19,6 +19,8 @@ const SOON: Duration = Duration::days(30);
 pub struct Certificate {
     /// Names and addresses of the server whose it is.
     pub hosts: Vec<String>,
+    /// Before that nobody believes it.
+    pub begins: OffsetDateTime,
     /// From then on nobody believes it.
     pub ends: OffsetDateTime,
     /// The name of whose it is, which is their user's in etcd; empty where it has none.
@@ -45,6 +47,7 @@ impl Certificate {
         let hosts = names.iter().flat_map(|names| &names.value.general_names).filter_map(host).collect();
         Some(Self {
             hosts,
+            begins: certificate.validity().not_before.to_datetime(),
             ends: certificate.validity().not_after.to_datetime(),
             name: common_names(&first.contents).into_iter().next().unwrap_or_default(),
             serial: unsigned(certificate.raw_serial()),
@@ -86,14 +89,26 @@ pub fn common_names(der: &[u8]) -> Vec<String> {
     names.filter_map(|name| Some(name.as_str().ok()?.to_owned())).collect()
 }
 
-/// What is to be said of these certificates' ends: of those that are over, or soon will be.
+/// That something is not good yet by this host's clock, where that is so, to be said of it.
+pub(crate) fn not_yet(begins: OffsetDateTime, now: OffsetDateTime) -> Option<String> {
+    let told = || {
+        let (day, hour, minute) = (begins.date(), begins.hour(), begins.minute());
+        format!(
+            "is good only from {day} {hour:02}:{minute:02} UTC on: the clock of this host is wrong, or that of the host where it was \
+             made was"
+        )
+    };
+    (begins > now).then(told)
+}
+
+/// What is to be said of these certificates' ends: of those that are over, or soon will be; and of those that are not good yet.
 pub fn endings<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
     let now = OffsetDateTime::now_utc();
     let files: BTreeSet<_> = files.into_iter().collect();
     files.into_iter().filter_map(|file| ending(file, &Certificate::read(file).ok()?, now)).collect()
 }
 
-/// Of which of these certificates nobody believes any more whose they are, in a line each. Whoever refuses one rarely says why.
+/// Which of these certificates nobody believes, since they are over or not good yet, in a line each. Whoever refuses one rarely says why.
 pub fn ended<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
     let now = OffsetDateTime::now_utc();
     let files: BTreeSet<_> = files.into_iter().collect();
@@ -101,13 +116,16 @@ pub fn ended<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
 }
 
 fn over(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
-    let told = || format!("certificate {} ran out on {}", file.display(), certificate.last_day());
-    (certificate.ends <= now).then(told)
+    let name = file.display();
+    if certificate.ends <= now {
+        return Some(format!("certificate {name} ran out on {}", certificate.last_day()));
+    }
+    not_yet(certificate.begins, now).map(|why| format!("certificate {name} {why}"))
 }
 
 fn ending(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
     if let Some(over) = over(file, certificate, now) {
-        return Some(format!("{over}: put a new one there, see docs/cluster.md"));
+        return Some(format!("{over}; put a new one there, see docs/cluster.md"));
     }
     let (file, day, left) = (file.display(), certificate.last_day(), certificate.ends - now);
     (left < SOON).then(|| {
@@ -157,6 +175,11 @@ mod tests {
         assert_eq!((read.name.as_str(), read.serial.is_empty()), ("etcd", false));
         let left = read.ends - OffsetDateTime::now_utc();
         assert!((Duration::days(397)..Duration::days(399)).contains(&left), "{left}");
+        let since = OffsetDateTime::now_utc() - read.begins;
+        assert!(
+            since > Duration::hours(23),
+            "a host whose clock is that of another zone takes it at once: {since}"
+        );
         for (name, text) in [("key.pem", key.as_str()), ("empty.pem", ""), ("none.pem", "no pem")] {
             let error = Certificate::read(&file(name, text)).unwrap_err();
             assert!(error.contains(name), "{error}");
@@ -183,7 +206,9 @@ mod tests {
     #[test]
     fn an_end_is_spoken_of_from_thirty_days_before_on() {
         let ends = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
-        let certificate = Certificate { hosts: Vec::new(), ends, name: String::new(), serial: Vec::new() };
+        let begins = ends - Duration::days(400);
+        let certificate =
+            Certificate { hosts: Vec::new(), begins, ends, name: String::new(), serial: Vec::new() };
         let told = |before: Duration| ending(Path::new("/etc/a.pem"), &certificate, ends - before);
         assert_eq!(told(SOON), None);
         let is_over = |before: Duration| over(Path::new("a.pem"), &certificate, ends - before).is_some();
@@ -193,5 +218,22 @@ mod tests {
         for after in [Duration::ZERO, -Duration::days(1)] {
             assert!(told(after).unwrap().contains("ran out on 2027-01-15"));
         }
+    }
+
+    #[test]
+    fn one_that_is_not_good_yet_is_told_with_the_clocks_that_may_be_why() {
+        let begins = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
+        let ends = begins + Duration::days(398);
+        let certificate =
+            Certificate { hosts: Vec::new(), begins, ends, name: String::new(), serial: Vec::new() };
+        let at = |now| {
+            (over(Path::new("a.pem"), &certificate, now), ending(Path::new("a.pem"), &certificate, now))
+        };
+        assert_eq!(at(begins), (None, None));
+        let (over, ending) = at(begins - Duration::SECOND);
+        let told = "certificate a.pem is good only from 2027-01-15 08:00 UTC on: the clock of this host is wrong, or that of the \
+                    host where it was made was";
+        assert_eq!(over.as_deref(), Some(told));
+        assert!(ending.unwrap().starts_with(told));
     }
 }
