@@ -6,10 +6,10 @@ use std::{
     time::Duration,
 };
 
-use ec_model::{Doc, InstanceId, Node, NodeId, Resources, encode};
+use ec_model::{Doc, InstanceId, Node, NodeId, Resources, Trouble, encode};
 use ec_placement_client::{Inventory, PlacementError};
 use ec_store::{Compare, Txn};
-use tokio::time::Instant;
+use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
@@ -35,12 +35,16 @@ pub(crate) const RETRY: Duration = Duration::from_secs(2);
 /// Registers, and keeps the registration true until asked to end: a placement that was wiped or restored is told
 /// anew, and so is what guests take that it could not count. Fails only where placement refuses for good.
 pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> Result<(), PlacementError> {
-    let mut uncounted = parts.uncounted.subscribe();
-    let mut troubles = parts.troubles.subscribe();
+    // What comes from now on is told again.
+    let news = (parts.uncounted.subscribe(), parts.troubles.subscribe());
     let mut told = false;
     let begun = Instant::now();
     // A file system that has never answered is waited for, whatever comes.
-    while let Some(registered) = stop.run_until_cancelled(register(parts)).await {
+    let as_the_node = async || {
+        parts.presence.wait().await;
+        register(parts).await
+    };
+    while let Some(registered) = stop.run_until_cancelled(as_the_node()).await {
         let Err(error) = registered else { break };
         // A replica hears of a new token when it hears of it.
         let is_new =
@@ -67,6 +71,15 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     parts.presence.show();
     // The start is over, and what comes now needs little of its code.
     parts.host.started();
+    keep_true(parts, news, stop).await;
+    Ok(())
+}
+
+/// What guests take that placement does not count, and what of the host keeps new work away, as they change.
+type News = (watch::Receiver<BTreeMap<InstanceId, Resources>>, watch::Receiver<Vec<Trouble>>);
+
+/// Keeps what placement was told of the node true, until asked to end.
+async fn keep_true(parts: &Parts, (mut uncounted, mut troubles): News, stop: CancellationToken) {
     let mut held = parts.presence.subscribe();
     let mut lease = held.borrow_and_update().map(|hold| hold.lease);
     let (mut failed, mut anew) = (false, false);
@@ -74,7 +87,7 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     loop {
         tokio::select! {
             biased;
-            () = stop.cancelled() => return Ok(()),
+            () = stop.cancelled() => return,
             () = tokio::time::sleep(if failed { RETRY } else { PERIOD }) => {}
             // The senders live in the parts.
             _ = uncounted.changed() => {}
@@ -88,6 +101,11 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
             anew = true;
         }
         remember(parts).await;
+        // Another agent may be the node by now, with other guests on another host: nothing of this one is to be told as that. An etcd
+        // that is merely away changes nothing of who it is.
+        if parts.presence.fence().is_none() {
+            continue;
+        }
         let refreshed = async {
             // Of a placement that does not know the node at all this tells.
             reserve_uncounted(parts).await?;
@@ -500,7 +518,83 @@ fn uncounted(parts: &Parts, but: Option<InstanceId>) -> Resources {
 
 #[cfg(test)]
 mod tests {
+    use std::{
+        path::Path,
+        sync::atomic::{AtomicUsize, Ordering},
+    };
+
+    use ec_hypervisor::SimulatedHypervisor;
+    use ec_model::Alive;
+    use ec_placement_client::{Answer, PlacementClient, Request, Transport};
+    use ec_runtime::Host;
+    use ec_store::MemoryStore;
+
     use super::*;
+    use crate::{agent::assemble, config::Settings, presence};
+
+    /// A placement that is not reached, and knows how often it was asked.
+    #[derive(Default)]
+    struct Away(AtomicUsize);
+
+    #[async_trait::async_trait]
+    impl Transport for Away {
+        async fn exchange(&self, _: Request) -> Result<Answer, String> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Err("it is away".into())
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn who_is_not_the_node_tells_placement_nothing_of_it() {
+        ec_runtime::install_tls_provider();
+        let state = tempfile::tempdir().unwrap();
+        let text = format!("name: n\nstate_dir: {}\n", state.path().display());
+        let settings =
+            Settings::check(&ec_runtime::config::parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
+        let (node, asked) = (NodeId::new(uuid::Uuid::from_u128(9)), Arc::new(Away::default()));
+        let (store, placement) = (Arc::new(MemoryStore::new()), Arc::clone(&asked));
+        let placement = PlacementClient::new(&settings.placement).unwrap().through(move |_| placement);
+        let hypervisor = Arc::new(SimulatedHypervisor::new(node));
+        let parts = assemble(settings, node, store.clone(), hypervisor, placement, Host::default());
+        let parts = parts.await.unwrap();
+        let (running, stop) = (Arc::clone(&parts), CancellationToken::new());
+        let (first, kept) = (CancellationToken::new(), stop.clone());
+        tokio::spawn(async move { keep_registered(&running, kept).await });
+        let news = (parts.uncounted.subscribe(), parts.troubles.subscribe());
+        let (running, kept) = (Arc::clone(&parts), stop.clone());
+        tokio::spawn(async move { keep_true(&running, news, kept).await });
+        let asks = async || {
+            let before = asked.0.load(Ordering::Relaxed);
+            tokio::time::sleep(PERIOD * 3).await;
+            asked.0.load(Ordering::Relaxed) - before
+        };
+        assert_eq!(asks().await, 0, "it is not known yet whether it is the node");
+        let record = Alive {
+            node,
+            name: "n".into(),
+            agent: "test".into(),
+            formats: Alive::formats_of_this_release(),
+            virt_type: "qemu".into(),
+            machine: "a".into(),
+            host: "h".into(),
+            url: None,
+            storage: None,
+            started_at: parts.host.now(),
+        };
+        let (running, in_store, ends) = (Arc::clone(&parts), store.clone(), first.clone());
+        let keeper = tokio::spawn(async move {
+            presence::keep(&running.presence, in_store, record, Path::new("/state"), ends).await
+        });
+        assert!(asks().await > 0);
+        store.faults().set_reachable(false);
+        assert!(asks().await > 0, "it is the node, whatever etcd is");
+        store.faults().set_reachable(true);
+        first.cancel();
+        keeper.await.unwrap().unwrap();
+        assert!(parts.presence.fence().is_none());
+        assert_eq!(asks().await, 0, "another may be the node");
+        stop.cancel();
+    }
 
     const THERE: Inventory = Inventory {
         total: 500,
