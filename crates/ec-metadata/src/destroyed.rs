@@ -182,15 +182,29 @@ impl std::fmt::Display for Destroyed {
     }
 }
 
-/// Those that are not too old. A clock that is far ahead makes none so: age counts from the newest, if that is earlier; and
-/// what was noted by one that was not set is as old as now.
+/// Those that are not too old. A clock that is far ahead makes none so, neither now nor when one was noted: age counts from the newest, if
+/// that is earlier, and what lies between two neighbours counts for nothing where it is longer than anything is remembered. That may have been
+/// a quiet time as well, and then the earlier is kept for longer. What was noted by a clock that was not set is as old as now.
 fn remembered(all: &[Destroyed], now: u64) -> Vec<Destroyed> {
-    let newest = all.last().map_or(now, |destroyed| destroyed.when);
-    let oldest = newest.min(now).saturating_sub(REMEMBERED.as_secs());
     let newest_of_all = &all[all.len().saturating_sub(MOST)..];
-    let when = |destroyed: &Destroyed| if destroyed.when < CLOCKS_ARE_SET { now } else { destroyed.when };
-    let dated = newest_of_all.iter().map(|destroyed| Destroyed { when: when(destroyed), ..*destroyed });
-    dated.filter(|destroyed| destroyed.when >= oldest).collect()
+    let (mut age, mut later) = (0, None);
+    let mut kept = Vec::new();
+    for destroyed in newest_of_all.iter().rev() {
+        if destroyed.when < CLOCKS_ARE_SET {
+            kept.push(Destroyed { when: now, ..*destroyed });
+            continue;
+        }
+        let when = destroyed.when.min(now);
+        let between = later.replace(when).map_or(0, |later: u64| later - when);
+        if between <= REMEMBERED.as_secs() {
+            age += between;
+        }
+        if age <= REMEMBERED.as_secs() {
+            kept.push(*destroyed);
+        }
+    }
+    kept.reverse();
+    kept
 }
 
 fn append(path: &Path, lines: &str) -> io::Result<()> {
@@ -245,11 +259,14 @@ mod tests {
         let path = dir.path().join(NAME);
         let text = fs::read_to_string(&path).unwrap();
         // A crash cut the last line short, and one is of long ago.
-        let long_ago = now() - 31 * DAY;
-        fs::write(&path, format!("{} {long_ago}\n{text}{}", id(3), &id(4).to_string()[..20])).unwrap();
-        assert_eq!(buried(&records), [(id(1), None), (id(2), Some(7)), (id(3), None)].into());
+        let [long_ago, between] = [31, 15].map(|days| now() - days * DAY);
+        let old = format!("{} {long_ago}\n{} {between}\n", id(3), id(7));
+        fs::write(&path, format!("{old}{text}{}", &id(4).to_string()[..20])).unwrap();
+        let of_now = [(id(1), None), (id(2), Some(7)), (id(7), None)];
+        assert_eq!(buried(&records), of_now.into_iter().chain([(id(3), None)]).collect());
         let records = RecordDir::open(dir.path()).unwrap();
-        assert_eq!(buried(&records), [(id(1), None), (id(2), Some(7))].into());
+        assert_eq!(buried(&records), of_now.into());
+        records.unbury(id(7)).unwrap();
         // Half a line is not continued by the next one.
         fs::write(&path, fs::read_to_string(&path).unwrap() + &id(4).to_string()[..20]).unwrap();
         let records = RecordDir::open(dir.path()).unwrap();
@@ -280,14 +297,30 @@ mod tests {
             let kept = remembered(&of(lines), now);
             kept.into_iter().map(|kept| (kept.instance, kept.when)).collect::<Vec<_>>()
         };
-        let [before, lately] = [NOW - 40 * DAY, NOW - DAY];
-        assert_eq!(kept(&[(1, before), (2, lately)], NOW), [(id(2), lately)]);
+        let [before, between, lately] = [40, 20, 1].map(|days| NOW - days * DAY);
+        let all = [(1, before), (2, between), (3, lately)];
+        assert_eq!(kept(&all, NOW), [(id(2), between), (id(3), lately)]);
         assert_eq!(kept(&[(2, lately)], NOW + 900 * DAY), [(id(2), lately)], "it is far ahead for now");
         assert_eq!(kept(&[(2, lately), (3, 70)], NOW), [(id(2), lately), (id(3), lately)], "it was not set");
         assert_eq!(kept(&[(3, 70)], NOW), [(id(3), NOW)], "nor ever before");
         let ahead = NOW + 900 * DAY;
-        let after_it = kept(&[(1, before), (3, ahead), (2, lately)], NOW);
-        assert_eq!(after_it, [(id(2), ahead), (id(3), ahead)], "nobody knows when that was");
+        let after_it = kept(&[(1, before), (2, between), (4, ahead), (3, lately)], NOW);
+        assert_eq!(
+            after_it,
+            [(id(2), between), (id(3), ahead), (id(4), ahead)],
+            "nobody knows when that was"
+        );
+        // Looked at while the clock is ahead yet, where one was noted by it, and again once it is not.
+        let under_it = [(1, before), (2, between), (3, lately), (4, ahead)];
+        for now in [ahead, ahead + 2 * DAY, NOW, NOW + 2 * DAY] {
+            let kept = kept(&under_it, now).into_iter().map(|(instance, _)| instance).collect::<Vec<_>>();
+            assert_eq!(kept, [id(2), id(3), id(4)], "{now}");
+        }
+        // What came after it grows old all the same.
+        let later = [(3, lately), (4, ahead), (5, ahead + 20 * DAY), (6, ahead + 31 * DAY)];
+        let later =
+            kept(&later, ahead + 31 * DAY).into_iter().map(|(instance, _)| instance).collect::<Vec<_>>();
+        assert_eq!(later, [id(5), id(6)]);
         let many: Vec<_> = (0..MOST as u128 + 1).map(|number| (number, ahead)).collect();
         assert_eq!(kept(&many, NOW).len(), MOST);
     }
@@ -296,15 +329,17 @@ mod tests {
     fn what_grew_old_is_dropped_while_others_are_noted() {
         let dir = tempfile::tempdir().unwrap();
         let file = DestroyedFile::in_directory(dir.path());
-        fs::write(file.path(), format!("{} {}\n", id(1), now() - 31 * DAY)).unwrap();
+        let [long_ago, between] = [31, 15].map(|days| now() - days * DAY);
+        let old = format!("{} {long_ago}\n{} {between}\n", id(1), id(9));
+        fs::write(file.path(), &old).unwrap();
         file.note(id(2), None).unwrap();
         let all = || file.all().unwrap().into_iter().map(|destroyed| destroyed.instance).collect::<Vec<_>>();
-        assert_eq!(all(), [id(2)], "nobody has looked before");
-        fs::write(file.path(), format!("{} {}\n", id(1), now() - 31 * DAY)).unwrap();
+        assert_eq!(all(), [id(9), id(2)], "nobody has looked before");
+        fs::write(file.path(), &old).unwrap();
         file.note(id(3), None).unwrap();
-        assert_eq!(all(), [id(1), id(3)], "that was a moment ago");
+        assert_eq!(all(), [id(1), id(9), id(3)], "that was a moment ago");
         *file.swept.lock().unwrap() = None;
         file.note(id(4), None).unwrap();
-        assert_eq!(all(), [id(3), id(4)]);
+        assert_eq!(all(), [id(9), id(3), id(4)]);
     }
 }
