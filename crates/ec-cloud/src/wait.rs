@@ -15,6 +15,9 @@ use crate::{Cloud, CloudError, CloudResult, sizes::settle};
 /// So long etcd is given to tell how it stands.
 const FIRST_LOOK: Duration = Duration::from_secs(5);
 
+/// What etcd refuses for so long it goes on to refuse: rights that are given anew are there sooner.
+const REFUSES: Duration = Duration::from_secs(10);
+
 /// What is seen while something is waited for.
 #[derive(Debug)]
 pub enum Step<'a> {
@@ -455,12 +458,26 @@ async fn watch_key<R: Record, T>(
     // The newest that was heard of.
     let mut heard = 0;
     let mut kind = None;
+    // When etcd, which does not tell it any more, is asked whether it refuses to.
+    let mut doubt = None;
     loop {
-        let Ok(change) = tokio::time::timeout_at(begun + patience, changes.recv()).await else {
+        let end = begun + patience;
+        let until = doubt.map_or(end, |doubt| end.min(doubt));
+        let Ok(change) = tokio::time::timeout_at(until, changes.recv()).await else {
+            if doubt.is_some() {
+                match cloud.store.get(&key).await {
+                    Err(error) if !error.is_transient() => return Err(error.into()),
+                    _ if until < end => {
+                        doubt = Some(tokio::time::Instant::now() + REFUSES);
+                        continue;
+                    }
+                    _ => {}
+                }
+            }
             return Err(out_of_time(cloud, &key, kind, timeout).await);
         };
         if !matches!(change, Some(Change::Lost(_))) {
-            patience = timeout;
+            (patience, doubt) = (timeout, None);
         }
         let answer = match change {
             Some(Change::Reset(listing)) => {
@@ -487,6 +504,7 @@ async fn watch_key<R: Record, T>(
                 }
             }
             Some(Change::Lost(error)) => {
+                doubt = (!error.is_transient()).then(|| tokio::time::Instant::now() + REFUSES);
                 seen(Step::Lost(error.to_string()));
                 None
             }
@@ -531,7 +549,57 @@ async fn out_of_time(cloud: &Cloud, key: &str, heard: Option<Workload>, timeout:
 
 #[cfg(test)]
 mod tests {
+    use ec_placement_client::{PlacementClient, PlacementSection};
+    use ec_runtime::Host;
+    use ec_store::{MemoryStore, Store, StoreError, Txn};
+
     use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn what_etcd_refuses_to_tell_is_not_waited_for_and_an_outage_is() {
+        ec_runtime::install_tls_provider();
+        let nowhere = PlacementSection::default().settings().unwrap();
+        let store = MemoryStore::new();
+        let cloud = Cloud {
+            host: Host::default(),
+            store: Arc::new(store.clone()),
+            placement: Arc::new(PlacementClient::new(&nowhere).unwrap()),
+            keys: ec_model::Keyspace::new("/r"),
+            project: "p".to_owned(),
+            user: "u".to_owned(),
+            request_id: None,
+            notice: |_| (),
+        };
+        let (node, instance) =
+            (NodeId::new(uuid::Uuid::from_u128(2)), InstanceId::new(uuid::Uuid::from_u128(1)));
+        store.txn(Txn::new().put(cloud.keys.request(node, instance), "x")).await.unwrap();
+        let refuse = |count| store.faults().fail_next(count, StoreError::Refused("permission denied".into()));
+        let wait = async || {
+            let begun = tokio::time::Instant::now();
+            let waited = until_gone(&cloud, node, instance, Duration::from_secs(1800), |_| ()).await;
+            (waited.map_err(|error| error.to_string()), begun.elapsed().as_secs())
+        };
+        // It is away first, and then it refuses.
+        store.faults().set_reachable(false);
+        refuse(usize::MAX);
+        let (waited, ()) = tokio::join!(wait(), async {
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            store.faults().set_reachable(true);
+        });
+        assert_eq!(waited.0.unwrap_err(), "etcd refused: permission denied");
+        assert!((70..80).contains(&waited.1), "{}", waited.1);
+        // For a moment, after which it is away, and then tells.
+        let (waited, ()) = tokio::join!(wait(), async {
+            tokio::time::sleep(Duration::from_secs(1)).await;
+            store.faults().set_reachable(false);
+            refuse(0);
+            tokio::time::sleep(Duration::from_secs(60)).await;
+            store.faults().set_reachable(true);
+            store.txn(Txn::new().delete(cloud.keys.request(node, instance))).await.unwrap();
+        });
+        waited.0.unwrap();
+        assert!((61..70).contains(&waited.1), "{}", waited.1);
+    }
 
     fn status(state: State, started: bool, reason: Option<&str>) -> Status {
         let (instance, node) = (uuid::Uuid::from_u128(1), uuid::Uuid::from_u128(2));
