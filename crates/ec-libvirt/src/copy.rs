@@ -13,7 +13,6 @@
 
 use std::{
     collections::HashSet,
-    io::ErrorKind,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -368,7 +367,7 @@ pub(crate) fn give_up(
                 // A libvirtd that was started anew knows of the backup before it knows of the job.
                 return Err(CallError::NotNow(format!("its last copy cannot be ended: {}", error.message())));
             }
-            if owes && is_fresh(&part)? {
+            if owes && is_to_be_thawed(pool, &part) {
                 return Err(CallError::NotNow(format!(
                     "the agent in {from} does not answer, and may hold its file systems at rest for the last copy"
                 )));
@@ -432,13 +431,9 @@ fn owes_thaw(domain: &Domain, is_frozen: bool) -> bool {
     sys::thaw(domain).is_err() && (is_frozen || was_waited_for(asked))
 }
 
-/// Whether something was written of a part not long ago: so long after that an agent that does not answer is given up.
-fn is_fresh(part: &Path) -> Result<bool, CallError> {
-    match std::fs::metadata(part).and_then(|found| found.modified()) {
-        Ok(written) => Ok(written.elapsed().unwrap_or_default() < TRIES_TO_THAW),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(CallError::io("look at", part, &error)),
-    }
+/// Whether an agent that does not answer is asked on to let its guest go on, which may stand still for this part.
+fn is_to_be_thawed(pool: &Pool, part: &Path) -> bool {
+    pool.found_for(part) < TRIES_TO_THAW
 }
 
 fn busy(from: InstanceId) -> CallError {
@@ -491,4 +486,30 @@ fn end(connect: &Connect, pool: &Pool, copy: &Copy, parts: &[Part]) -> Result<()
         }
     }
     parts.iter().rev().try_for_each(|Part { file, place }| pool.put_in_place(connect, file, place, || Ok(())))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::SystemTime;
+
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn a_guest_that_may_stand_still_for_a_part_is_asked_to_go_on_whatever_time_the_part_is_of() {
+        let directory = tempfile::tempdir().unwrap();
+        let pool = Pool::new("p", directory.path());
+        let [owner, from] = [1, 2].map(|number| InstanceId::new(uuid::Uuid::from_u128(number)));
+        let part = pool.part_path(owner, from, None);
+        let file = std::fs::File::create(&part).unwrap();
+        // By a host whose clock is behind, and before this one's was set.
+        for written in [SystemTime::now() - 2 * TRIES_TO_THAW, SystemTime::now() + 2 * TRIES_TO_THAW] {
+            file.set_modified(written).unwrap();
+            assert!(is_to_be_thawed(&pool, &part));
+        }
+        tokio::time::advance(TRIES_TO_THAW - Duration::from_secs(1)).await;
+        assert!(is_to_be_thawed(&pool, &part));
+        tokio::time::advance(Duration::from_secs(1)).await;
+        assert!(!is_to_be_thawed(&pool, &part), "it does not answer");
+        assert!(is_to_be_thawed(&pool, &pool.part_path(from, owner, None)), "another's");
+    }
 }

@@ -10,7 +10,7 @@ use std::{
     io::{self, ErrorKind},
     path::{Path, PathBuf},
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicBool, Ordering},
     },
     time::{Duration, SystemTime},
@@ -19,6 +19,7 @@ use std::{
 use ec_hypervisor::FirstDirectory;
 use ec_model::{BaseImage, InstanceId};
 use nix::sys::statvfs::FsFlags;
+use tokio::time::Instant;
 use virt::{
     connect::Connect, domain::Domain, error::ErrorNumber, storage_pool::StoragePool, storage_vol::StorageVol,
     sys,
@@ -29,6 +30,7 @@ pub(crate) use names::{moved_name, volume_name};
 
 use crate::{
     error::{CallError, absent, has_code, is_connection_error, said},
+    lane::locked,
     xml::{self, DiskFile, VolumeXml},
 };
 use image::{capacity_in, holds_data_alone};
@@ -43,6 +45,8 @@ pub(crate) struct Pool {
     is_stale: Arc<AtomicBool>,
     /// The directory that was made ready.
     first: Arc<FirstDirectory>,
+    /// When parts of copies that broke off were first found, for which guests may stand still.
+    found: Arc<Mutex<HashMap<PathBuf, Instant>>>,
 }
 
 /// What lies in a pool.
@@ -70,7 +74,8 @@ pub(crate) const DISK: &str = "vda";
 impl Pool {
     pub(crate) fn new(name: &str, path: &Path) -> Self {
         let is_stale = Arc::new(AtomicBool::new(true));
-        Self { name: name.to_owned(), path: path.to_owned(), is_stale, first: Arc::default() }
+        let (name, path) = (name.to_owned(), path.to_owned());
+        Self { name, path, is_stale, first: Arc::default(), found: Arc::default() }
     }
 
     /// Makes the directory, the first time; from then on it is missed where it is gone, and no other one is taken for it.
@@ -459,7 +464,15 @@ impl Pool {
 
     /// Deletes what was begun of a copy.
     pub(crate) fn drop_part(&self, connect: &Connect, part: &Path) -> Result<(), CallError> {
-        self.drop_beside(connect, name_of(part))
+        self.drop_beside(connect, name_of(part))?;
+        locked(&self.found).remove(part);
+        Ok(())
+    }
+
+    /// How long ago this agent found what was begun of a copy, of which nothing else is known: when it was written the clock of another
+    /// host tells, where that has the disks, and that of this one may have been set since.
+    pub(crate) fn found_for(&self, part: &Path) -> Duration {
+        locked(&self.found).entry(part.to_owned()).or_insert_with(Instant::now).elapsed()
     }
 
     /// The instance's disk as libvirt knows it.
