@@ -103,12 +103,12 @@ impl Settings {
     pub(crate) async fn connect(&self, tally: &Tally, host: Host) -> Result<Cloud, Failure> {
         let etcd = Arc::new(EtcdStore::connect(self.etcd.clone()).await?);
         let counted = Arc::clone(&tally.placement);
+        let placement =
+            PlacementClient::new(&self.placement)?.through(|way| Arc::new(CountedTransport(way, counted)));
+        tally.compare_clocks(placement.clone());
         Ok(Cloud {
             store: Arc::new(CountedStore::new(etcd, Arc::clone(&tally.etcd))),
-            placement: Arc::new(
-                PlacementClient::new(&self.placement)?
-                    .through(|way| Arc::new(CountedTransport(way, counted))),
-            ),
+            placement: Arc::new(placement),
             keys: self.keys.clone(),
             host,
             // It makes nothing that would be accounted to anybody.

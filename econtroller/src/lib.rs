@@ -77,6 +77,7 @@ async fn look_at_what_is_left(cloud: &Cloud, tally: &Tally) -> Infallible {
     let (mut of_instances, mut of_claims) = (Trouble::of("instances"), Trouble::of("claims"));
     loop {
         let looked = async {
+            tally.trust_clock().await?;
             let swept = tend_instances(cloud).await?;
             tally.swept(swept.done.len());
             for Cleared { instance, request_id } in swept.done {

@@ -3,15 +3,16 @@
 use std::{
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use ec_calls::{Part, Service, Standing, readiness, write_calls, write_parts};
-use ec_cloud::CloudError;
+use ec_cloud::{CloudError, trust_clock};
 use ec_pki::write_ends;
+use ec_placement_client::PlacementClient;
 use ec_plan::fleet::{Move, Seen};
 use ec_runtime::Host;
 use ec_serve::{
@@ -98,7 +99,6 @@ struct Nodes {
 }
 
 /// See the module.
-#[derive(Debug)]
 pub struct Tally {
     /// Calls to etcd.
     pub etcd: Arc<Service>,
@@ -113,6 +113,8 @@ pub struct Tally {
     swept: Counter,
     settled: Counter,
     turned: Mutex<Instant>,
+    /// By whose clock this host's is judged.
+    clock: OnceLock<PlacementClient>,
     /// Whose ends are told.
     certificates: Vec<PathBuf>,
 }
@@ -132,8 +134,22 @@ impl Tally {
             swept: Counter::default(),
             settled: Counter::default(),
             turned: Mutex::new(Instant::now()),
+            clock: OnceLock::new(),
             certificates,
         }
+    }
+
+    /// From now on what others left is judged by this host's clock only where that is near to placement's.
+    pub fn compare_clocks(&self, placement: PlacementClient) {
+        self.clock.set(placement).ok();
+    }
+
+    /// An error where what others left cannot be judged by its age here.
+    pub(crate) async fn trust_clock(&self) -> Result<(), CloudError> {
+        let Some(placement) = self.clock.get() else { return Ok(()) };
+        // What an earlier answer told may be of before a clock was set. Without an answer nothing better is known.
+        placement.probe().await.ok();
+        trust_clock(placement.clock_ahead())
     }
 
     pub(crate) fn turned(&self) {

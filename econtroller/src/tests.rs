@@ -3,13 +3,13 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicI64, Ordering},
     },
     time::Duration,
 };
 
 use async_trait::async_trait;
-use ec_model::{Keyspace, Node, NodeId, encode};
+use ec_model::{InstanceId, Keyspace, Node, NodeId, encode};
 use ec_placement_client::{Answer, PlacementClient, PlacementConfig, Request, Transport};
 use ec_runtime::Host;
 use ec_serve::port::Tells;
@@ -91,4 +91,54 @@ async fn trouble_is_told_when_it_is_another_and_not_for_its_numbers() {
     // What goes well meanwhile ends it.
     trouble.tell(Ok(()));
     assert!(trouble.is_news("etcd is not reachable: no answer within 5s"));
+}
+
+/// A placement that has nothing, and a clock.
+struct Clock(AtomicI64);
+
+#[async_trait]
+impl Transport for Clock {
+    async fn exchange(&self, _: Request) -> Result<Answer, String> {
+        let document = json!({"versions": [{"max_version": "1.39"}], "traits": [], "resource_providers": []});
+        let ahead = Some(self.0.load(Ordering::Relaxed));
+        Ok(Answer { status: reqwest::StatusCode::OK, body: document.to_string().into_bytes(), ahead })
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn by_a_clock_that_is_wrong_nothing_is_taken_for_left_and_that_is_told() {
+    ec_runtime::install_tls_provider();
+    let clock = Arc::new(Clock(AtomicI64::new(-660)));
+    let placement = PlacementClient::new(&PlacementConfig::default()).unwrap().over(clock.clone());
+    let host = Host::default();
+    let (store, keys) = (Arc::new(MemoryStore::new()), Keyspace::default());
+    // A name whose record is gone goes at any look.
+    let name =
+        keys.name(ec_model::Workload::Machine, "default", "web", InstanceId::new(uuid::Uuid::from_u128(1)));
+    store.txn(Txn::new().put(name, "")).await.unwrap();
+    let cloud = Cloud {
+        store: store.clone(),
+        placement: Arc::new(placement.clone()),
+        keys: keys.clone(),
+        project: "default".into(),
+        user: "default".into(),
+        host: host.clone(),
+        request_id: None,
+        notice: |_| {},
+    };
+    let (tally, shutdown) = (Tally::new(&host, Vec::new()), CancellationToken::new());
+    tally.compare_clocks(placement);
+    let has_name = || !store.content(&keys.all_names(ec_model::Workload::Machine)).pairs.is_empty();
+    let observed = async {
+        tokio::time::sleep(INSTANCES_PERIOD * 2).await;
+        let (is_ready, told) = tally.readiness().unwrap();
+        assert!(!is_ready && told.contains("660 s ahead of that of placement's host"), "{told}");
+        assert!(has_name());
+        clock.0.store(1, Ordering::Relaxed);
+        tokio::time::sleep(INSTANCES_PERIOD * 2).await;
+        assert!(!has_name());
+        assert!(!tally.readiness().unwrap().1.contains("ahead"));
+        shutdown.cancel();
+    };
+    let ((), ()) = tokio::join!(tend(&cloud, &tally, &shutdown), observed);
 }

@@ -9,6 +9,7 @@ mod send;
 use std::{
     collections::BTreeMap,
     path::{Path, PathBuf},
+    time::Duration,
 };
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
@@ -18,6 +19,7 @@ use ec_model::{
     Image, ImageRef, ImageStatus, Visibility,
     input::{image_name, is_image_url, property, property_key},
 };
+use ec_placement_client::PlacementClient;
 use ec_runtime::exit::{Failure, chain, tell};
 
 pub(crate) use known::{Known, distribution, is_distribution, known, names};
@@ -30,6 +32,9 @@ use crate::{
     several::Told,
     spec::{copied, once_each, sha256, sha512},
 };
+
+/// So long placement is given to tell what time it is.
+const TELLS_TIME: Duration = Duration::from_secs(2);
 
 pub(crate) const EXAMPLES: &str = "\
 An image has a name within the project, and is used by it wherever an image is named. What an
@@ -276,6 +281,11 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             "--size is how large the copy of a disk is to be: of instance:NAME or volume:NAME",
         ));
     }
+    if let Some(why) = ec_cloud::clocks_differ(clock_ahead(session).await) {
+        tell(&format!(
+            "eschedule: warning: {why}: while the image is being sent, others may take it away as if nobody were at it"
+        ));
+    }
     let remove = async |image: &Image| remove(session, image).await;
     match source {
         Source::At(at) if adding.copy => {
@@ -438,11 +448,20 @@ fn of_store(error: &StoreFailure, what: String) -> CloudError {
     if error.is_away() { CloudError::Unavailable(what) } else { CloudError::Refused(what) }
 }
 
+/// So many seconds placement's clock is ahead of this host's, where it answers soon and tells.
+async fn clock_ahead(session: &Session) -> Option<i64> {
+    let client = PlacementClient::new(&session.settings.placement).ok()?;
+    // Whatever it answers has a date.
+    tokio::time::timeout(TELLS_TIME, client.probe()).await.ok();
+    client.clock_ahead()
+}
+
 /// Takes away what killed commands left; where that cannot be, it is told and stays.
 async fn tidy(session: &Session) {
     let remove = async |image: &Image| remove(session, image).await;
     let is_whole = async |image: &Image| is_whole(session, image).await;
-    match ec_cloud::tend_images(&session.cloud, is_whole, remove).await {
+    let ahead = async || clock_ahead(session).await;
+    match ec_cloud::tend_images(&session.cloud, ahead, is_whole, remove).await {
         Ok(gone) => {
             for image in gone.done {
                 tell(&format!("eschedule: took away what was left of the image `{}`", image.name));
@@ -459,7 +478,7 @@ async fn tidy(session: &Session) {
 
 /// The same of copies of disks alone.
 async fn tidy_copies(session: &Session) {
-    match ec_cloud::tend_copies(&session.cloud).await {
+    match ec_cloud::tend_copies(&session.cloud, async || clock_ahead(session).await).await {
         Ok(gone) => {
             for image in gone {
                 tell(&format!("eschedule: deleted the copy of a disk that was left of the image {image}"));
@@ -474,6 +493,9 @@ mod tests {
     use std::fs;
 
     use ec_cloud::Facts;
+    use ec_model::encode;
+    use ec_store::Txn;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     use super::*;
 
@@ -541,5 +563,44 @@ mod tests {
         assert_eq!((status(going).await, status(other).await), (None, None));
         let left = |image: &Image| mounted.join(image.id.to_string()).exists();
         assert_eq!((left(going), left(other)), (false, true), "that of the other nobody asked for");
+    }
+
+    /// A placement whose clock was never set.
+    async fn of_long_ago() -> String {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        tokio::spawn(async move {
+            while let Ok((mut stream, _)) = listener.accept().await {
+                let mut request = [0; 4096];
+                let _ = stream.read(&mut request).await;
+                let answer = "HTTP/1.1 503 no\r\ndate: Sun, 06 Nov 1994 08:49:37 GMT\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
+                let _ = stream.write_all(answer.as_bytes()).await;
+            }
+        });
+        url
+    }
+
+    #[tokio::test]
+    async fn what_seems_to_be_left_stays_where_clocks_differ() {
+        let mut session = Session::in_memory().await;
+        let new = NewImage { name: "a".to_owned(), ..NewImage::default() };
+        let store = "file:///store".to_owned();
+        let (whole, nothing) = (async |_: &Image| Ok(false), async |_: &Image| Ok(()));
+        let added = ec_cloud::add_image(&session.cloud, &new, Bytes::Sent { store }, whole, nothing);
+        // Nothing of it lies anywhere.
+        let image = Image {
+            stored: false,
+            updated_at: jiff::Timestamp::UNIX_EPOCH,
+            ..added.await.unwrap().image().clone()
+        };
+        let key = session.cloud.keys.image(image.id);
+        session.cloud.store.txn(Txn::new().put(key.clone(), encode(&image))).await.unwrap();
+        for (endpoint, stays) in [(of_long_ago().await, true), ("http://127.0.0.1:1".to_owned(), false)] {
+            session.settings.placement.endpoint = endpoint;
+            let differ = ec_cloud::clocks_differ(clock_ahead(&session).await);
+            assert_eq!(differ.is_some(), stays, "{differ:?}");
+            tidy(&session).await;
+            assert_eq!(session.cloud.store.get(&key).await.unwrap().0.is_some(), stays);
+        }
     }
 }

@@ -30,6 +30,7 @@ use tokio::time::Instant;
 use crate::{
     Cloud, CloudError, CloudResult, Kind, Tended,
     intent::{PAUSE, RESOLVE_TIME},
+    trust_clock,
 };
 
 /// Another writer changed the image in between so often: something is wrong with the cluster.
@@ -313,14 +314,16 @@ pub async fn delete_image(
 }
 
 /// Takes away what killed commands left of images, whosever they are; `remove` takes their bytes away. Answers of which. One all of
-/// whose bytes are there, which `is_whole` tells, stays and is told as what failed.
+/// whose bytes are there, which `is_whole` tells, stays and is told as what failed. So do all where this host's clock is not to be trusted:
+/// `ahead` is asked by how many seconds placement's is ahead, where something seems to be left.
 pub async fn tend_images(
     cloud: &Cloud,
+    ahead: impl AsyncFn() -> Option<i64>,
     is_whole: impl AsyncFn(&Image) -> CloudResult<bool>,
     remove: impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<Tended<Image>> {
     let now = cloud.host.now();
-    let mut tended = Tended::new();
+    let (mut tended, mut is_asked) = (Tended::new(), false);
     // Names before the records: what has none then never gets one.
     let mut names = cloud.store.keys(&cloud.keys.all_image_names()).await?;
     names.extend(cloud.store.keys(&cloud.keys.all_public_images()).await?);
@@ -335,6 +338,12 @@ pub async fn tend_images(
         let Ok(doc) = Doc::<Image>::decode(&pair.value) else { continue };
         let image = doc.record.clone();
         if image.is_left_over(now) {
+            if !std::mem::replace(&mut is_asked, true)
+                && let Err(error) = trust_clock(ahead().await)
+            {
+                tended.note(Err(error));
+                break;
+            }
             let taken =
                 drop_left_over(cloud, Stored { doc, revision: pair.mod_revision }, &is_whole, &remove);
             tended.note(taken.await.map(|is| is.then_some(image)));

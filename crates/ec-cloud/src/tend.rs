@@ -22,6 +22,31 @@ use crate::{
 /// What takes so long to be unavailable does not answer. That a record of one cannot be read is told at once.
 const AWAY: Duration = Duration::from_secs(4);
 
+/// Seconds that clocks may differ by where what somebody left is known by its age. Who is at an image says so each minute, and
+/// what is ten minutes old is left.
+const CLOCKS: u64 = 60;
+
+/// Why nobody on this host may judge by its age what others left, in a sentence's part, where placement's clock is so many seconds ahead.
+pub fn clocks_differ(ahead: Option<i64>) -> Option<String> {
+    let ahead = ahead.filter(|ahead| ahead.unsigned_abs() > CLOCKS)?;
+    let side = if ahead.is_positive() { "behind" } else { "ahead of" };
+    Some(format!(
+        "this host's clock is {} s {side} that of placement's host, and one of them is wrong (`timedatectl` on both)",
+        ahead.unsigned_abs()
+    ))
+}
+
+/// An error where this host's clock may be why something seems to be left.
+///
+/// # Errors
+/// [`clocks_differ`].
+pub fn trust_clock(ahead: Option<i64>) -> CloudResult<()> {
+    let stays = |why| {
+        CloudError::Unavailable(format!("{why}: somebody may be at what seems to be left, so it stays"))
+    };
+    clocks_differ(ahead).map_or(Ok(()), |why| Err(stays(why)))
+}
+
 /// What was done about many, each for itself: one that cannot be done, say for want of a record that can be read, keeps nobody
 /// from the others; but where etcd or placement does not answer for seconds, the others are left to the next look.
 #[derive(Debug)]
@@ -193,6 +218,17 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn clocks_that_differ_by_a_minute_judge_nothing() {
+        for ahead in [None, Some(0), Some(60), Some(-60)] {
+            assert!(trust_clock(ahead).is_ok(), "{ahead:?}");
+        }
+        for (ahead, side) in [(61, "61 s behind that"), (-660, "660 s ahead of that")] {
+            let why = trust_clock(Some(ahead)).unwrap_err().to_string();
+            assert!(why.contains(side), "{why}");
+        }
+    }
 
     #[tokio::test(start_paused = true)]
     async fn where_nothing_is_answered_for_long_the_others_are_left_to_the_next_look() {

@@ -135,7 +135,7 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
         Deed::List => {
             world.log(actor, "lists images");
             world.judge(|referee, _| referee.changes_images(actor, None));
-            if let Ok(gone) = tend_images(cloud, is_whole, remove).await {
+            if let Ok(gone) = tend_images(cloud, async || None, is_whole, remove).await {
                 for image in gone.done {
                     world.log(actor, format!("took away what was left of the image {}", image.name));
                 }
@@ -272,7 +272,7 @@ async fn clear_once(world: &Arc<World>, somebody: Actor) {
         let remove = async |image: &Image| remove(world, &cloud, image.id).await;
         let is_whole = async |image: &Image| Ok(world.objects().contains(&image.id));
         world.judge(|referee, _| referee.changes_images(somebody, None));
-        if let Err(error) = tend_images(&cloud, is_whole, remove).await {
+        if let Err(error) = tend_images(&cloud, async || None, is_whole, remove).await {
             world.judge(|referee, _| referee.found(format!("what is left of images stays: {error}")));
         }
         let records = world.store.content(&world.keys.images()).pairs;

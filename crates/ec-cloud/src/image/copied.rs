@@ -10,7 +10,7 @@ use super::stored::read;
 use crate::{
     Cloud, CloudError, CloudResult, Doomed, NewVolume, NoRoom, Scheduled,
     destroy::Chosen,
-    resolve_volume,
+    resolve_volume, trust_clock,
     volume::{delete_chosen, make_volume},
 };
 
@@ -62,14 +62,18 @@ pub(crate) async fn delete_copy(cloud: &Cloud, image: ImageId, copy: InstanceId)
     delete_chosen(cloud, copy, Chosen::CopyFor(image)).await
 }
 
-/// Deletes the project's copies for images that nobody sends any more. Answers for which. Those of images that are being sent stay.
+/// Deletes the project's copies for images that nobody sends any more. Answers for which. Those of images that are being sent stay. `ahead`: see
+/// [`tend_images`](super::tend_images).
 ///
 /// # Errors
-/// etcd does not answer, or one cannot be deleted; what was done stays done.
-pub async fn tend_copies(cloud: &Cloud) -> CloudResult<Vec<ImageId>> {
+/// etcd does not answer, or one cannot be deleted; what was done stays done. This host's clock is not to be trusted.
+pub async fn tend_copies(cloud: &Cloud, ahead: impl AsyncFn() -> Option<i64>) -> CloudResult<Vec<ImageId>> {
     let names =
         cloud.store.keys(&cloud.keys.names_beginning(Workload::Volume, &cloud.project, BEGINNING)).await?;
     let left = left_over(cloud, &names).await?;
+    if !left.is_empty() {
+        trust_clock(ahead().await)?;
+    }
     for (image, copy) in &left {
         delete_copy(cloud, *image, *copy).await?;
     }

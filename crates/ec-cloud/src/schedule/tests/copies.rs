@@ -89,12 +89,12 @@ async fn a_copy_for_an_image_goes_when_nobody_sends_that_any_more_and_nothing_el
     world.etcd.memory.txn(Txn::new().put(key, text)).await.unwrap();
     let mut others = world.cloud();
     others.project = "others".into();
-    assert_eq!(tend_copies(&others).await.unwrap(), []);
+    assert_eq!(tend_copies(&others, async || None).await.unwrap(), []);
     let gone: Vec<_> =
         tend_instances(&others).await.unwrap().done.into_iter().map(|gone| gone.instance).collect();
     assert_eq!(gone.iter().collect::<BTreeSet<_>>(), copies[1..].iter().collect());
     assert_eq!(tend_instances(&others).await.unwrap().done, [], "each is told once");
-    assert_eq!(tend_copies(&cloud).await.unwrap(), []);
+    assert_eq!(tend_copies(&cloud, async || None).await.unwrap(), []);
     let wished = |pair: KeyValue| decode::<Request>(&pair.value).unwrap();
     let requests = world.under(&world.keys.all_requests()).into_iter().map(wished);
     let doomed: BTreeSet<_> = requests
