@@ -14,7 +14,7 @@ use ec_libvirt::{LibvirtConfig, LibvirtHypervisor};
 use ec_metadata::{Account, MetadataConfig, MetadataError, RecordDir};
 use ec_model::{Alive, NodeId};
 use ec_placement_client::{PlacementClient, PlacementError};
-use ec_runtime::{Host, service};
+use ec_runtime::{Host, exit::Failure, service};
 use ec_store::{EtcdStore, Sealed, Store, StoreResult};
 use tokio::{sync::watch, task::JoinHandle};
 use tokio_util::sync::CancellationToken;
@@ -95,6 +95,17 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
         served.await.context("the agent's port broke")?;
     }
     ended
+}
+
+/// What is told of why an agent ended, with its exit code. Where another one is the node, that is wrong configuration: whoever starts
+/// agents again does so after anything else, and a clone that is always about to start takes the node over as soon as the first
+/// one's agent is started anew, while its guests run there.
+pub fn failure(error: &anyhow::Error) -> Failure {
+    let message = format!("{error:#}");
+    match error.downcast_ref::<Taken>() {
+        Some(_) => Failure::usage(message),
+        None => Failure::failed(message),
+    }
 }
 
 /// Says that the agent waits for its storage, or for placement, where that takes longer than what is refused at once.

@@ -52,3 +52,23 @@ async fn an_agent_ends_while_its_image_cache_does_not_answer() {
     assert!(begun.is_err(), "it has not come so far: {begun:?}");
     ended.expect("it goes on").unwrap();
 }
+
+#[tokio::test(start_paused = true)]
+async fn who_is_refused_as_the_node_is_not_started_again() {
+    let state = tempfile::tempdir().unwrap();
+    let (settings, lock) = settings(state.path(), "");
+    let _answers = answer(&lock);
+    let node = NodeId::new(uuid::Uuid::from_u128(9));
+    let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node)));
+    // The first one's, whose lease is kept.
+    let lease = store.grant(Duration::from_secs(3600)).await.unwrap();
+    let key = settings.keys.agent(node);
+    store.txn(ec_store::Txn::new().put_leased(&key, "{}", lease)).await.unwrap();
+    let placement = PlacementClient::new(&settings.placement).unwrap();
+    let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await.unwrap();
+    let refused = run_with(parts, CancellationToken::new()).await.unwrap_err();
+    let told = failure(&refused);
+    assert!(told.message.contains("already served by another agent"), "{}", told.message);
+    assert_eq!(told.code, ec_runtime::exit::USAGE, "systemd starts it again after any other code");
+    assert_eq!(failure(&anyhow::anyhow!("libvirt broke")).code, ec_runtime::exit::FAILED);
+}

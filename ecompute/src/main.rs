@@ -33,7 +33,7 @@ const ENDS_IN: Duration = Duration::from_secs(5);
 #[command(
     version,
     args_conflicts_with_subcommands = true,
-    after_help = "Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, 3 etcd or placement not reachable (--check)"
+    after_help = "Exit codes: 0 ended as asked, 1 failed, 2 wrong usage or configuration, or another agent is this node, 3 etcd or placement not reachable (--check)"
 )]
 struct Cli {
     #[command(subcommand)]
@@ -115,7 +115,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;
         let port = Port::open(&settings).await?;
-        agent::run(settings, port, shutdown).await.map_err(|error| Failure::failed(format!("{error:#}")))?;
+        agent::run(settings, port, shutdown).await.map_err(|error| agent::failure(&error))?;
         Ok(0)
     });
     // A thread that waits for storage whose server is away waits for longer than anybody.

@@ -2,7 +2,8 @@
 //!
 //! Whatever the agent writes into etcd is written only while the key is its own ([`Presence::fence`]). A cloned
 //! machine brings a second agent with the same uuid: it finds the key taken, says by whom, and ends without
-//! having touched anything.
+//! having touched anything. It ends for good: one that tried again and again would be the node as soon as the first one
+//! is started anew.
 
 use std::{
     fs, io,
@@ -97,7 +98,8 @@ impl Presence {
     "node {node} is already served by another agent, on host {host} (alive since {since}); this one, on host {here}, \
      ends and touches no guest. Two machines were made from one image or one copy of the state directory: on the one \
      that is not to be {node}, remove the file {uuid_file} and, where it was joined to a cluster, have it join with a bundle of its own \
-     (`eschedule node add`, `ecompute join`); its guests, if it has any, stay as they are"
+     (`eschedule node add`, `ecompute join`); its guests, if it has any, stay as they are. Where this one is to be it, do that on the \
+     other, and start this agent again: it does not try by itself"
 )]
 pub(crate) struct Taken {
     node: NodeId,

@@ -54,7 +54,7 @@ async fn a_clone_of_a_node_is_refused_loudly_and_the_first_is_not_disturbed() ->
     };
     let log = std::fs::read_to_string(stack.directory().join("clone.log"))?;
     let host = nix::unistd::gethostname()?.to_string_lossy().into_owned();
-    assert_eq!(code, Some(1), "{log}");
+    assert_eq!(code, Some(2), "nobody is to start it again: {log}");
     assert!(log.contains(&stack.node.to_string()) && log.contains(&format!("on host {host}")), "{log}");
     assert!(log.contains("other/uuid"), "it says what to do: {log}");
 
