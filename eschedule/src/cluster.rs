@@ -547,6 +547,8 @@ impl Cluster {
         again: bool,
         out: &Path,
     ) -> Result<Added, Failure> {
+        // Of two at once the second finds what the first made, and neither takes the other's for left behind.
+        let _lock = self.files.lock()?;
         if out.exists() {
             let out = out.display();
             return Err(Failure::usage(format!(
@@ -622,26 +624,33 @@ impl Cluster {
     }
 
     async fn revoke(&self, name: &str, output: Output) -> Result<(), Failure> {
+        // What another call moves away while this one reads it would be read as damaged.
+        let _lock = self.files.lock()?;
         let node = self.membership.node(name).await?;
         // First what a call that is killed after its rights went could not find any more; but those do not wait for it.
         let revoke = || node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
-        let known = revoke();
+        // What fails is tried once more, and told then.
+        revoke().ok();
         if let Err(error) = self.membership.revoke_node(name).await {
-            // A call that was killed may have come so far that nobody knows the node, and not to the list.
-            if matches!(error, CloudError::NotFound(_)) && self.files.list_revoked()?.is_some() {
-                tell("eschedule: what was revoked before is on etcd's list now");
+            // A call that was killed, or failed, may have come so far that nobody knows the node, and not to the list.
+            if matches!(error, CloudError::NotFound(_)) {
+                let nodes = self.membership.nodes().await?.into_iter();
+                let users = nodes.map(|(_, node)| Part::Node(node).role()).collect();
+                self.files.revoke_left(name, &users)?;
+                if self.files.list_revoked()?.is_some() {
+                    tell("eschedule: what was revoked before is on etcd's list now");
+                }
             }
             return Err(error.into());
         }
-        // Once more: it may have been given another at this moment.
-        let known = known.and_then(|_| revoke());
+        // Once more: it may have been given another at this moment, from another host.
+        let known = revoke();
         tell(STILL_OPEN);
         let listed = known.and_then(|known| self.files.list_revoked().map(|_| known));
         let known = listed.map_err(|failure| {
             Failure::failed(format!(
-                "the rights of node {name} are gone, but etcd's list does not have its certificate: {}; then say `{}`",
-                failure.message,
-                self.files.again()
+                "the rights of node {name} are gone, but etcd's list does not have its certificate: {}; then say the same again",
+                failure.message
             ))
         })?;
         let list = self.files.revoked_list();

@@ -734,3 +734,27 @@ fn who_names_a_configuration_administers_no_other_cluster() -> Result<()> {
     // Where there is no cluster of ours, a backup is of the etcd of that file.
     host.refused(&["--config", &config, "cluster", "backup", &out], 3, "127.0.0.1:1")
 }
+
+/// Nobody knows a node whose rights are gone, so what it was given is found by its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_certificate_that_could_not_be_revoked_is_when_it_is_said_again() -> Result<()> {
+    let host = Host::new()?;
+    let directory = host.file("cluster");
+    host.administered(&["cluster", "init", "127.0.0.1"])?;
+    let _etcd = host.start_etcd()?;
+    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
+    host.until("etcd has users", secured).await?;
+    let member = host.join("host1")?;
+    ensure!(opens(&member.place, "node")?);
+    let half = directory.join("nodes/host0-00.pem");
+    fs::write(&half, "half")?;
+    let failed = host.administer(&["node", "revoke", "host1"])?;
+    let said = String::from_utf8(failed.stderr)?;
+    ensure!(failed.status.code() == Some(1) && said.contains("say the same again"), "{said}");
+    fs::remove_file(&half)?;
+    ensure!(opens(&member.place, "node")?, "nothing is listed yet");
+    let again = host.administer(&["node", "revoke", "host1"])?;
+    let said = String::from_utf8(again.stderr)?;
+    ensure!(said.contains("is on etcd's list now") && !opens(&member.place, "node")?, "{said}");
+    Ok(())
+}

@@ -90,8 +90,14 @@ fn certificates(directory: &Path) -> Result<Vec<(PathBuf, Certificate)>, Failure
     for entry in entries {
         let path = entry.map_err(failed("read", directory))?.path();
         // Half a file of somebody who was killed is none.
-        if path.extension().is_some_and(|extension| extension == "pem") {
-            found.push((path.clone(), Certificate::read(&path).map_err(Failure::failed)?));
+        if path.extension().is_none_or(|extension| extension != "pem") {
+            continue;
+        }
+        match Certificate::read(&path) {
+            Ok(certificate) => found.push((path, certificate)),
+            // Somebody who reads nothing else of it has no lock: a node is revoked at this moment.
+            Err(_) if !path.exists() => {}
+            Err(why) => return Err(Failure::failed(why)),
         }
     }
     Ok(found)
@@ -412,14 +418,14 @@ impl Directory {
         // The authority's key may be kept elsewhere, and what is to be listed waits for it; but etcd waits for a list.
         let wanted = !self.list_is_ignored() && !self.revoked_list().exists();
         if wanted || self.file("ca.key").exists() {
-            made.extend(self.list_revoked_alone()?);
+            made.extend(self.list_revoked()?);
         }
         Ok(made)
     }
 
     /// Until it is dropped, nobody else makes anything here: two at once would mix keys and certificates, and each would write
     /// what the other had not seen.
-    fn lock(&self) -> Result<File, Failure> {
+    pub(super) fn lock(&self) -> Result<File, Failure> {
         let lock = File::open(&self.0).map_err(failed("read", &self.0))?;
         lock.lock().map_err(failed("lock", &self.0))?;
         Ok(lock)
@@ -444,7 +450,7 @@ impl Directory {
         })?;
         let made = known.iter().map(|(name, hosts)| self.issue(&authority, name, hosts));
         let made = made.collect::<Result<Vec<_>, _>>()?.into_iter().flatten();
-        Ok(made.chain(self.list_revoked_alone()?).collect())
+        Ok(made.chain(self.list_revoked()?).collect())
     }
 
     /// Keeps a certificate that a node is given, so that it is known when the node is revoked.
@@ -471,26 +477,40 @@ impl Directory {
     }
 
     /// Puts the certificates that this user was given to those that are good no more; answers how many of theirs lie there now, with
-    /// those of a call before.
+    /// those of a call before. For who has the lock.
     pub(super) fn revoke_given(&self, user: &str) -> Result<usize, Failure> {
-        let (from, to) = (self.file(GIVEN), self.revoked());
-        let is_its = |(_, certificate): &(PathBuf, Certificate)| certificate.name == user;
-        for (path, _) in certificates(&from)?.into_iter().filter(is_its) {
-            fs::create_dir_all(&to).map_err(failed("make directory", &to))?;
-            fs::rename(&path, to.join(path.file_name().unwrap_or_default()))
-                .map_err(failed("move", &path))?;
+        let is_its = |certificate: &Certificate| certificate.name == user;
+        self.move_given(|_, certificate| is_its(certificate))?;
+        Ok(certificates(&self.revoked())?.iter().filter(|(_, certificate)| is_its(certificate)).count())
+    }
+
+    /// The same of what a node of this name was given that nobody knows any more; what is `known` users' stays. For who has the lock.
+    pub(super) fn revoke_left(&self, name: &str, known: &BTreeSet<String>) -> Result<(), Failure> {
+        // It may have borne the name in other letters.
+        let begin = format!("{name}-").to_ascii_lowercase();
+        let is_left = |path: &Path, certificate: &Certificate| {
+            let file = path.file_stem().and_then(|file| file.to_str()).map(str::to_ascii_lowercase);
+            let drawn = file.as_deref().and_then(|file| file.strip_prefix(&begin));
+            drawn.is_some_and(|drawn| !drawn.contains('-')) && !known.contains(&certificate.name)
+        };
+        self.move_given(is_left)
+    }
+
+    fn move_given(&self, is_revoked: impl Fn(&Path, &Certificate) -> bool) -> Result<(), Failure> {
+        let to = self.revoked();
+        for (path, certificate) in certificates(&self.file(GIVEN))? {
+            if is_revoked(&path, &certificate) {
+                fs::create_dir_all(&to).map_err(failed("make directory", &to))?;
+                fs::rename(&path, to.join(path.file_name().unwrap_or_default()))
+                    .map_err(failed("move", &path))?;
+            }
         }
-        Ok(certificates(&to)?.into_iter().filter(is_its).count())
+        Ok(())
     }
 
-    /// Writes the list of certificates that are good no more, where it lacks any; answers its name then. Whoever is on it stays.
+    /// Writes the list of certificates that are good no more, where it lacks any; answers its name then. Whoever is on it stays. For
+    /// who has the lock.
     pub(super) fn list_revoked(&self) -> Result<Option<String>, Failure> {
-        let _lock = self.lock()?;
-        self.list_revoked_alone()
-    }
-
-    /// The same, by who has the lock.
-    fn list_revoked_alone(&self) -> Result<Option<String>, Failure> {
         let path = self.file(REVOKED_LIST);
         // etcd lets nobody in where the list is missing or none.
         let listed = match fs::read(&path) {
@@ -891,5 +911,22 @@ mod tests {
         assert_eq!(files.revoked_users().ok().unwrap(), ["ecompute-1".to_owned()].into());
         give(&files, "ecompute-1", &["h2"]);
         assert!(files.revoked_users().ok().unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_left_of_a_node_that_nobody_knows_is_revoked_by_its_name() {
+        let (_place, files) = begun();
+        let issued = files.read_authority().unwrap();
+        for (name, user) in [("host1", "ecompute-1"), ("HOST1", "ecompute-2"), ("host1-a", "ecompute-3")] {
+            files.keep_given(name, &issued.issue(user, &hosts(&["h"])).unwrap().certificate).unwrap();
+        }
+        // Revoked by another call between the two looks of this one.
+        let gone = files.file("nodes/host1-0.pem");
+        std::os::unix::fs::symlink(files.file("nowhere"), &gone).unwrap();
+        files.revoke_left("host1", &["ecompute-2".to_owned()].into()).unwrap();
+        assert_eq!(files.revoked_users().unwrap(), ["ecompute-1".to_owned()].into());
+        files.revoke_left("Host1", &BTreeSet::new()).unwrap();
+        let both = ["ecompute-1", "ecompute-2"].map(str::to_owned);
+        assert_eq!(files.revoked_users().unwrap(), both.into());
     }
 }
