@@ -758,3 +758,45 @@ async fn a_certificate_that_could_not_be_revoked_is_when_it_is_said_again() -> R
     ensure!(said.contains("is on etcd's list now") && !opens(&member.place, "node")?, "{said}");
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn of_two_who_add_at_once_one_waits_and_takes_nothing_from_the_other() -> Result<()> {
+    let host = Host::new()?;
+    let directory = host.file("cluster");
+    host.administered(&["cluster", "init", "127.0.0.1"])?;
+    let _etcd = host.start_etcd()?;
+    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
+    host.until("etcd has users", secured).await?;
+    let (uuid, out) = (uuid::Uuid::new_v4().to_string(), host.file("one.bundle"));
+    let other = host.file("other.bundle");
+    let adds = |name: &str, out: &Path| {
+        let mut command = Command::new(program("eschedule"));
+        command.args(["node", "add", name, "--uuid", &uuid, "--out"]).arg(out);
+        command.arg("--directory").arg(&directory).stdout(Stdio::piped()).stderr(Stdio::piped());
+        command.spawn()
+    };
+    // As the one that came first.
+    let lock = fs::File::open(&directory)?;
+    lock.lock()?;
+    let mut both = vec![adds("host1", &out)?, adds("host1", &out)?, adds("host2", &other)?];
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for add in &mut both {
+        ensure!(add.try_wait()?.is_none() && !out.exists(), "it has not waited");
+    }
+    drop(lock);
+    let ended: Vec<_> = both.into_iter().map(|add| add.wait_with_output()).collect::<Result<_, _>>()?;
+    let done: Vec<_> = ended.iter().filter(|output| output.status.success()).collect();
+    ensure!(done.len() == 1, "{ended:?}");
+    let listed = host.administered(&["-o", "name", "node", "list"])?;
+    let made = if listed == "host1\n" { &out } else { &other };
+    ensure!(made.exists() && !(out.exists() && other.exists()), "{listed}: {ended:?}");
+    ensure!(!directory.join("revoked").read_dir()?.any(|_| true), "nothing of it is revoked");
+    let joined = Command::new(program("ecompute"))
+        .arg("join")
+        .arg(made)
+        .arg("--directory")
+        .arg(host.file("joined"))
+        .output()?;
+    ensure!(joined.status.success() && opens(&host.file("joined"), "node")?, "{joined:?}");
+    Ok(())
+}

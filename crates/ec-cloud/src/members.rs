@@ -79,13 +79,21 @@ impl Membership {
     /// that breaks off here locks a node out.
     ///
     /// # Errors
-    /// [`CloudError::Busy`] where somebody else adds another node of this name at the same moment; then this token lets nobody in.
+    /// [`CloudError::Busy`] where somebody else adds another node of this name, or this one by another, at the same moment; then this
+    /// token lets nobody in.
     pub async fn add_node(&self, name: &str, node: NodeId, token: &str) -> CloudResult<()> {
         let before = self.give_token(&Token { name: name.to_owned(), provider: Some(node) }, token).await?;
         let nodes = self.nodes().await?;
         if nodes.iter().any(|(other, id)| other.eq_ignore_ascii_case(name) && *id != node) {
             self.drop_keys(vec![self.token_key(token)]).await?;
             return Err(CloudError::Busy(format!("somebody else adds a node `{name}` at this moment")));
+        }
+        // One of the two would be revoked with the other.
+        if let Some((other, _)) =
+            nodes.iter().find(|(other, id)| !other.eq_ignore_ascii_case(name) && *id == node)
+        {
+            self.drop_keys(vec![self.token_key(token)]).await?;
+            return Err(CloudError::Busy(format!("{node} is node `{other}` by now")));
         }
         self.mark(name, node, false).await?;
         let part = Part::Node(node);
@@ -304,6 +312,10 @@ mod tests {
         // Nor does one of another name take them away.
         members.add_node("host2", node(2), "its").await.unwrap();
         let busy = members.add_node("host2", node(1), "other").await.unwrap_err();
+        assert!(matches!(busy, CloudError::Busy(_)) && has("old").await && !has("other").await, "{busy}");
+
+        // Nor is one a second node by another name, which is not looked for before.
+        let busy = members.add_node("host3", node(1), "other").await.unwrap_err();
         assert!(matches!(busy, CloudError::Busy(_)) && has("old").await && !has("other").await, "{busy}");
 
         members.add_node("host1", node(1), "new").await.unwrap();

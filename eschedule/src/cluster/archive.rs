@@ -248,7 +248,7 @@ fn taken(path: &Path) -> Failure {
 }
 
 /// Renames it, and replaces nothing that came there meanwhile.
-fn name(half: &Path, path: &Path) -> io::Result<()> {
+pub(super) fn name(half: &Path, path: &Path) -> io::Result<()> {
     match renameat2(AT_FDCWD, half, AT_FDCWD, path, RenameFlags::RENAME_NOREPLACE) {
         // NFS and others know no such renaming.
         Err(Errno::EINVAL | Errno::ENOSYS) => {
