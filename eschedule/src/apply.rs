@@ -32,7 +32,7 @@ use tokio_util::sync::CancellationToken;
 
 use self::{
     entry::{Entry, entry, wish},
-    waits::Asked,
+    waits::{Asked, note},
 };
 use crate::{
     cli::{Output, YEAR},
@@ -180,11 +180,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     for one in &mut applied {
         one.node = one.instance.and_then(|instance| *nodes.get(&instance)?);
     }
-    for one in &applied {
-        let note = one.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
-        let volume = if one.of_volume { "volume " } else { "" };
-        tell(&format!("{} {volume}{}{note}", sign(one.what), one.name));
-    }
+    applied.iter().for_each(tell_of);
     if let Some(Difference::Foreign(instance, name)) =
         steps.iter().find(|step| matches!(step, Difference::Foreign(..)))
     {
@@ -231,6 +227,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     let mut failed: Option<Failure> = None;
     // Whether something of the file is not there.
     let mut is_missing = false;
+    let mut of_others = Vec::new();
     let mut left = applied[groups.len()..].iter_mut();
     let mut awaited = Vec::new();
     for (step, one) in steps.iter().zip(left.by_ref()) {
@@ -280,6 +277,23 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         }
     }
     left.for_each(|one| one.undo("interrupted: nothing was asked for"));
+    let otherwise = if stop.is_cancelled() { Ok(Vec::new()) } else { making.otherwise(&shared).await };
+    let otherwise = otherwise.unwrap_or_else(|failure| {
+        note(&mut failed, "what another made meanwhile", failure);
+        Vec::new()
+    });
+    of_others.extend(otherwise.iter().map(|step| told(step, &of_volumes)));
+    for (step, one) in otherwise.iter().zip(&mut of_others) {
+        one.node = one.volume.or(one.instance).and_then(|of| making.found.get(&of).copied());
+        tell_of(one);
+        match making.perform(step, one).await {
+            Ok(()) => awaited.extend(making.asked.take().map(|asked| (one, asked))),
+            Err(failure) => {
+                one.undo(&failure.message);
+                note(&mut failed, &one.name, failure);
+            }
+        }
+    }
     // What was made is waited for whatever else failed, unless somebody does not wait any more.
     if apply.wait
         && (failed.is_none() || !stop.is_cancelled())
@@ -294,6 +308,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         }
         failed = Some(ends);
     }
+    applied.extend(of_others);
     print(output, &applied)?;
     match failed {
         Some(failure) => Err(failure),
@@ -401,6 +416,13 @@ fn as_called(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
     }
 }
 
+/// Says what is to be done, before it is.
+fn tell_of(one: &Applied) {
+    let note = one.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
+    let volume = if one.of_volume { "volume " } else { "" };
+    tell(&format!("{} {volume}{}{note}", sign(one.what), one.name));
+}
+
 fn sign(what: &str) -> &'static str {
     match what {
         "group" | "run" | "create" => "+",
@@ -443,6 +465,8 @@ struct Making<'a> {
     missing_volumes: BTreeSet<usize>,
     /// Volumes that were not taken from who has them.
     held: BTreeSet<InstanceId>,
+    /// What another made meanwhile who applies this stack, too, and where.
+    found: BTreeMap<InstanceId, NodeId>,
     /// What was asked for by the last step.
     asked: Option<Asked>,
 }
@@ -473,6 +497,7 @@ impl<'a> Making<'a> {
             missing_instances,
             missing_volumes,
             held: BTreeSet::new(),
+            found: BTreeMap::new(),
             asked: None,
         }
     }
@@ -537,6 +562,9 @@ impl<'a> Making<'a> {
             Difference::Run(number) => {
                 let made = self.run(*number).await?;
                 (one.instance, one.node) = (Some(made.instance), Some(made.node));
+                if self.found.contains_key(&made.instance) {
+                    one.request_id = None;
+                }
                 self.instances.insert(*number, made);
                 self.asked = Some(Asked::Made(made, "building"));
             }
@@ -604,6 +632,7 @@ impl<'a> Making<'a> {
                     if is_of_stack(cloud, Workload::Machine, &name, self.of.stack).await =>
                 {
                     if let Some(made) = self.made_by_another(Workload::Machine, &name).await? {
+                        self.found.insert(made.instance, made.node);
                         return Ok(made);
                     }
                 }
@@ -649,6 +678,28 @@ impl<'a> Making<'a> {
         let made = self.made(Workload::Machine, &self.of.instances[number].name).await?;
         self.instances.insert(number, made);
         Ok(made)
+    }
+
+    /// What is otherwise of what another made: it may have been made by another revision of the file.
+    async fn otherwise(&self, shared: &BTreeMap<NodeId, NodeId>) -> Result<Vec<Difference>, Failure> {
+        if self.found.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (stack, instances, volumes) = (self.of.stack, self.of.instances, self.of.volumes);
+        let (there, stored) = ec_cloud::standing(&self.session.cloud, stack).await?;
+        let of_volumes = Volumes::new(stack, (instances, volumes), (&there, &stored), shared);
+        let mut steps = differences(stack, instances, &there, false);
+        steps.extend(of_volumes.differences(Prune::default()));
+        // Who has a volume is seen to by steps that this run has anyway.
+        steps.retain(|step| match step {
+            Difference::Set(of, ..)
+            | Difference::Stands(of, ..)
+            | Difference::Volume(
+                VolumeStep::Set(of, ..) | VolumeStep::Stands(of, ..) | VolumeStep::Extend { volume: of, .. },
+            ) => self.found.contains_key(of),
+            _ => false,
+        });
+        Ok(steps)
     }
 
     /// What another made, or is about to.

@@ -336,6 +336,56 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
     Ok(())
 }
 
+/// Another who applies another revision of the file has asked for it, and places it while this one waits for its name.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_another_made_meanwhile_is_looked_at_as_what_was_there_before() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let text = |size: u32, role: &str, query: &str| {
+        format!(
+            "stack: shop\nvolumes:\n  data: {{size: {size}, labels: {{role: {role}}}}}\ninstances:\n  db: {{query: '{query}', labels: {{role: {role}}}}}\n"
+        )
+    };
+    control.done(&["apply", "-f", &file(&control, &text(1, "old", TINY))?])?;
+    let mut records = Vec::new();
+    for pair in control.store.list(&control.keys.instances()).await?.pairs {
+        let record: Instance = decode(&pair.value)?;
+        let begun = Instance { assigned: None, ..record.clone() };
+        control.put(pair.key.clone(), encode(&begun)).await?;
+        records.push((pair.key, record));
+    }
+    assert_eq!(records.len(), 2);
+    let larger = TINY.replace("VCPU:1", "VCPU:2");
+    assert_ne!(larger, TINY);
+    let path = file(&control, &text(2, "new", &larger))?;
+    let arguments = ["apply", "-f", &path, "-o", "json"];
+    let second = control.command(&arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    // It waits for each up to ten seconds.
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for (key, record) in records {
+        control.put(key, encode(&record)).await?;
+    }
+    let output = second.wait_with_output()?;
+    ensure!(output.status.code() == Some(1), "what it leaves to you is told: {output:?}");
+    let done: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let told = |what: &str, name: &str| {
+        done.iter()
+            .find(|one| one["what"] == what && one["name"] == name)
+            .with_context(|| format!("{what}: {done:?}"))
+    };
+    for (what, name) in [("run", "db"), ("create", "data")] {
+        ensure!(told(what, name)?["request_id"].is_null(), "it was not this command: {done:?}");
+    }
+    for (what, name) in [("set", "db"), ("set", "data"), ("extend", "data")] {
+        ensure!(told(what, name)?["request_id"].is_string(), "{done:?}");
+    }
+    ensure!(told("stands", "db")?["node"].is_string(), "{done:?}");
+    ensure!(error(&output).contains("! db: "), "{output:?}");
+    let (_, db) = placed(&control, "db").await?;
+    assert_eq!(control.record(db).await?.context("no record")?.labels["role"], "new");
+    Ok(())
+}
+
 /// Has a record be as something else than `apply` left it.
 async fn leave(control: &Control, name: &str, change: impl Fn(&mut Instance)) -> Result<()> {
     for pair in control.store.list(&control.keys.instances()).await?.pairs {

@@ -155,6 +155,9 @@ impl Making<'_> {
                     None => self.create(*number).await?,
                 };
                 (one.volume, one.node) = (Some(made.instance), Some(made.node));
+                if self.found.contains_key(&made.instance) {
+                    one.request_id = None;
+                }
                 self.volumes.insert(*number, made);
                 self.asked = Some(Asked::Made(made, "creating"));
             }
@@ -274,7 +277,7 @@ impl Making<'_> {
         Ok(made)
     }
 
-    async fn create_on(&self, number: usize, node: Option<NodeId>) -> Result<Scheduled, Failure> {
+    async fn create_on(&mut self, number: usize, node: Option<NodeId>) -> Result<Scheduled, Failure> {
         let wish = &self.of.volumes[number];
         let (session, cloud) = (self.session, &self.session.cloud);
         let mut labels = wish.labels.clone();
@@ -287,6 +290,7 @@ impl Making<'_> {
                     if is_of_stack(cloud, Workload::Volume, &name, self.of.stack).await =>
                 {
                     if let Some(made) = self.made_by_another(Workload::Volume, &name).await? {
+                        self.found.insert(made.instance, made.node);
                         return Ok(made);
                     }
                 }

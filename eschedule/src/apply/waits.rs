@@ -45,7 +45,7 @@ impl Asked {
 }
 
 /// Notes why one is not so; what failed before it is told.
-fn note(failed: &mut Option<Failure>, name: &str, failure: Failure) {
+pub(super) fn note(failed: &mut Option<Failure>, name: &str, failure: Failure) {
     let failure = Failure { message: format!("{name}: {}", failure.message), ..failure };
     if let Some(before) = failed.replace(failure) {
         tell(&format!("eschedule: {}", before.message));

@@ -408,8 +408,14 @@ impl<'a> Volumes<'a> {
         }
         steps.extend(ails.map(|why| VolumeStep::Stands(volume, name.clone(), why)));
         let from = of_disk(&record.spec.resources);
-        if let Some(to) = wish.size_gb.filter(|size| *size > from) {
-            steps.push(VolumeStep::Extend { volume, name, from, to });
+        match wish.size_gb {
+            Some(to) if to > from => steps.push(VolumeStep::Extend { volume, name, from, to }),
+            // It was larger when this was refused, or another has made it so since.
+            Some(to) if to < from => {
+                let why = format!("it has {from} GB, and never shrinks");
+                steps.push(VolumeStep::Stands(volume, name, why));
+            }
+            _ => {}
         }
         steps
     }
