@@ -590,14 +590,14 @@ impl<'a> Making<'a> {
             Difference::Volume(step) => self.volume(step, one).await?,
             // Members that were told may be what a killed command left: who deletes looks.
             Difference::DeleteGroup(name) | Difference::KeepGroup(name, _) => {
-                match ec_cloud::delete_group(cloud, name).await {
+                match ec_cloud::delete_group_of(cloud, name, self.of.stack).await {
                     Ok(()) if one.what == "keep" => {
                         tell(&format!("- {name}"));
                         (one.what, one.note) = ("delete", None);
                     }
                     // The same file was applied twice at once.
                     Ok(()) | Err(CloudError::NotFound(_)) => {}
-                    // Somebody has joined it since.
+                    // Somebody has joined it since, or made another of that name.
                     Err(CloudError::Refused(why)) => {
                         if one.what != "keep" {
                             tell(&format!("= {name}: {why}"));

@@ -114,10 +114,10 @@ pub(crate) async fn all<R: Record>(cloud: &Cloud, prefix: &str) -> CloudResult<V
 }
 
 /// A record that can be read, to be deleted as it was read; none where there is none. What cannot be read is not touched.
-pub(crate) async fn deletable<R: Record>(cloud: &Cloud, key: &str) -> CloudResult<Option<Compare>> {
+pub(crate) async fn deletable<R: Record>(cloud: &Cloud, key: &str) -> CloudResult<Option<(R, Compare)>> {
     let Some(pair) = cloud.store.get(key).await?.0 else { return Ok(None) };
     match decode::<R>(&pair.value) {
-        Ok(_) => Ok(Some(Compare::Unchanged(key.to_owned(), pair.mod_revision))),
+        Ok(record) => Ok(Some((record, Compare::Unchanged(key.to_owned(), pair.mod_revision)))),
         Err(error) => Err(CloudError::Unreadable(format!(
             "key {key} cannot be read: {error}; nothing was changed: use the release that wrote it, or delete the key with etcdctl"
         ))),
@@ -127,7 +127,7 @@ pub(crate) async fn deletable<R: Record>(cloud: &Cloud, key: &str) -> CloudResul
 /// What is made anew between the look and the deletion has another revision, and is what is meant by then.
 async fn delete<R: Record>(cloud: &Cloud, key: String, name: &str) -> CloudResult<()> {
     for _ in 0..TRIES {
-        let Some(unchanged) = deletable::<R>(cloud, &key).await? else { return Err(missing::<R>(name)) };
+        let Some((_, unchanged)) = deletable::<R>(cloud, &key).await? else { return Err(missing::<R>(name)) };
         if cloud.store.txn(Txn::new().when(unchanged).delete(key.clone())).await?.succeeded {
             return Ok(());
         }

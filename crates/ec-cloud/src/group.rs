@@ -115,11 +115,26 @@ async fn members(cloud: &Cloud, group: &str) -> CloudResult<Vec<Member>> {
 /// # Errors
 /// [`CloudError::NotFound`] where the project has none of that name, [`CloudError::Refused`] where it has members.
 pub async fn delete_group(cloud: &Cloud, name: &str) -> CloudResult<()> {
+    delete(cloud, name, None).await
+}
+
+/// The same of a group that was made for this stack: one of that name that somebody has made since is not what is meant.
+///
+/// # Errors
+/// As of [`delete_group`]; [`CloudError::Refused`] where it is not of the stack, too.
+pub async fn delete_group_of(cloud: &Cloud, name: &str, stack: &str) -> CloudResult<()> {
+    delete(cloud, name, Some(stack)).await
+}
+
+async fn delete(cloud: &Cloud, name: &str, stack: Option<&str>) -> CloudResult<()> {
     let key = cloud.keys.group(&cloud.project, name);
     for _ in 0..TRIES {
-        let Some(unchanged) = deletable::<Group>(cloud, &key).await? else {
+        let Some((group, unchanged)) = deletable::<Group>(cloud, &key).await? else {
             return Err(missing::<Group>(name));
         };
+        if let Some(stack) = stack.filter(|stack| group.stack.as_deref() != Some(stack)) {
+            return Err(CloudError::Refused(format!("it is not of the stack `{stack}` any more")));
+        }
         let alone = Compare::NoneUnder(cloud.keys.members(&cloud.project, name));
         let txn = Txn::new().when(unchanged).when(alone).delete(key.clone());
         if cloud.store.txn(txn).await?.succeeded {

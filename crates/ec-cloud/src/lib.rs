@@ -80,7 +80,7 @@ pub use ec_plan::{
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use forget::{forget, node_to_forget};
-pub use group::{GroupView, Joining, Member, create_group, delete_group, group, groups};
+pub use group::{GroupView, Joining, Member, create_group, delete_group, delete_group_of, group, groups};
 pub use heal::{Healed, Outcome, heal, unrecorded};
 pub use history::history;
 pub use image::{

@@ -1,7 +1,7 @@
 //! Members of groups: where they are placed, what is refused, and who comes between.
 
 use super::*;
-use crate::{create_group, delete_group, destroy, group, groups, tend_instances};
+use crate::{create_group, delete_group, delete_group_of, destroy, group, groups, tend_instances};
 
 impl World {
     /// The same with room for more on each node.
@@ -298,6 +298,22 @@ async fn a_group_is_made_once_and_deleted_when_it_has_no_members() {
         assert!(matches!(error, CloudError::NotFound(_)), "{error}");
     }
     assert!(world.under("/ecompute/members/").is_empty());
+}
+
+#[tokio::test]
+async fn a_group_that_somebody_else_has_made_since_is_not_deleted_with_a_stack() {
+    let world = World::new(1, 0, &[]).await;
+    let cloud = world.cloud();
+    for stack in [None, Some("other")] {
+        let made = create_group(&cloud, "front", Policy::Affinity, stack).await.unwrap();
+        let error = delete_group_of(&cloud, "front", "shop").await.unwrap_err();
+        assert!(error.kind() == Kind::Refused && error.to_string().contains("not of the stack"), "{error}");
+        assert_eq!(group(&cloud, "front").await.unwrap(), made);
+        delete_group(&cloud, "front").await.unwrap();
+    }
+    create_group(&cloud, "front", Policy::Affinity, Some("shop")).await.unwrap();
+    delete_group_of(&cloud, "Front", "shop").await.unwrap();
+    assert!(matches!(group(&cloud, "front").await.unwrap_err(), CloudError::NotFound(_)));
 }
 
 #[tokio::test]
