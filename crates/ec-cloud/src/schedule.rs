@@ -390,13 +390,25 @@ async fn request_within(
 ) -> Requested {
     let mut left = if wanted.guest.has_volumes() { TRIES } else { 0 };
     let mut sign = sign;
+    let is_anew = async |before: KeyValue| {
+        let now = sign_of(cloud, node, wanted.ask.format).await.ok().flatten();
+        now.is_some_and(|now| now.mod_revision != before.mod_revision)
+    };
     loop {
         let requested =
             request(cloud, intent, node, wanted, sign.clone(), peers.as_ref(), preferring.is_some()).await;
+        let is_refused = matches!(requested, Requested::No(None));
         // A volume was changed meanwhile; the next look says whether it can still have that.
-        if matches!(requested, Requested::No(None)) && left > 0 {
+        if is_refused && left > 0 {
             left -= 1;
             sign = None;
+            continue;
+        }
+        // The agent lives, and has put its sign anew since that was looked for. From now on each try looks for itself.
+        if is_refused
+            && let Some(before) = sign.take()
+            && is_anew(before).await
+        {
             continue;
         }
         let (Requested::No(None), Some(group)) = (&requested, &wanted.ask.group) else { return requested };

@@ -40,6 +40,8 @@ enum Fault {
     Interrupted,
     /// A claim is done and asked for once more by something in between, and refused then, for it is there.
     Repeated,
+    /// Agents have put their signs of life anew before it.
+    SignsAnew,
 }
 
 /// Steps are counted over store and placement together.
@@ -114,6 +116,12 @@ impl Layer for Etcd {
                 self.memory.txn(txn).await?;
                 killed().await
             }
+            Some(Fault::SignsAnew) => {
+                for sign in self.memory.content(&Keyspace::default().all_alive()).pairs {
+                    self.memory.txn(Txn::new().put(sign.key, sign.value)).await?;
+                }
+                self.memory.txn(txn).await
+            }
             Some(Fault::Interrupted | Fault::Repeated) | None => self.memory.txn(txn).await,
         }
     }
@@ -146,7 +154,7 @@ impl Rooms {
                 act()?;
                 killed().await
             }
-            Some(Fault::Interrupted | Fault::Repeated) | None => act(),
+            Some(Fault::Interrupted | Fault::Repeated | Fault::SignsAnew) | None => act(),
         }
     }
 }
@@ -753,6 +761,14 @@ async fn dead_nodes_are_passed_over_however_many_and_fill_no_limit() {
     let no_room = world.schedule(QUERY, None).await.unwrap().unwrap_err();
     assert_eq!((no_room.not_alive.len(), no_room.lost_races), (20, 0));
     assert!(world.under("/ecompute/instances").is_empty() && world.claims().is_empty());
+}
+
+#[tokio::test]
+async fn an_agent_that_puts_its_sign_of_life_anew_is_alive() {
+    // The record, the claim, the request.
+    let world = World::new(1, 0, &[(2, Fault::SignsAnew)]).await;
+    let scheduled = world.schedule(QUERY, None).await.unwrap().unwrap();
+    assert_eq!(world.requested(), [scheduled.instance]);
 }
 
 #[tokio::test]
