@@ -15,6 +15,7 @@ use ec_store::{EtcdStore, Store};
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
 use tokio::process::Command;
+use uuid::Uuid;
 
 use super::{
     Cluster,
@@ -198,20 +199,18 @@ async fn restored(
     let data_dir = std::path::absolute(data_dir).map_err(failed("look for", data_dir))?;
     // Without a slash at its end: what is unpacked lies beside it.
     let data_dir = &data_dir.components().collect::<PathBuf>();
-    let mut plain = data_dir.as_os_str().to_owned();
-    plain.push(".restoring");
-    let plain = PathBuf::from(plain);
-    if data_dir.exists() {
-        // One that was killed at its very end left secrets there.
-        fs::remove_dir_all(&plain).ok();
-        return Err(Failure::usage(format!(
+    sweep(data_dir);
+    let refuse_taken = || match data_dir.exists() {
+        true => Err(Failure::usage(format!(
             "{} is there already: name a directory that is not, and exchange the two while etcd is stopped",
             data_dir.display()
-        )));
-    }
+        ))),
+        false => Ok(()),
+    };
+    refuse_taken()?;
     let tool = Tool::find().await?;
-    let unpacked = Unpacked::make(&plain)?;
-    let database = unpacked.0.join("etcd.db");
+    let unpacked = Unpacked::make(data_dir)?;
+    let database = unpacked.path.join("etcd.db");
     let made = File::options().write(true).create_new(true).mode(0o600).open(&database);
     let (made, from) = (made.map_err(failed("create", &database))?, file.to_owned());
     // Beside, so that a signal is heard meanwhile.
@@ -221,8 +220,10 @@ async fn restored(
     let member =
         if arguments.is_empty() { member(&Directory::new(directory).etcd()) } else { arguments.to_vec() };
     // Killed in its midst, nothing bears the name of what is whole.
-    let begun = unpacked.0.join("data");
+    let begun = unpacked.path.join("data");
     tool.restore(&database, &begun, &member).await?;
+    // Another may have been quicker.
+    refuse_taken()?;
     fs::rename(&begun, data_dir).map_err(failed("make", data_dir))?;
     let ours = Some(Directory::new(directory)).filter(|files| files.expect().is_ok());
     Ok(Restored { data_dir: data_dir.to_owned(), next: next(data_dir, file, ours.as_ref()) })
@@ -263,22 +264,62 @@ fn next(data_dir: &Path, file: &Path, ours: Option<&Directory>) -> Vec<String> {
     steps
 }
 
+/// What a directory's name ends with in which a backup is unpacked; before it come that of the data directory and a uuid.
+const RESTORING: &str = ".restoring";
+
 /// Where a backup is unpacked, and gone afterwards: it holds secrets.
-struct Unpacked(PathBuf);
+struct Unpacked {
+    path: PathBuf,
+    /// Held, not read, as long as this lives.
+    _lock: File,
+}
 
 impl Unpacked {
-    fn make(path: &Path) -> Result<Self, Failure> {
-        if path.exists() {
-            fs::remove_dir_all(path).map_err(failed("remove", path))?;
+    /// Beside this data directory, and nobody else's: another restoration to the same place may be under way.
+    fn make(data_dir: &Path) -> Result<Self, Failure> {
+        loop {
+            let mut path = data_dir.as_os_str().to_owned();
+            path.push(format!(".{}{RESTORING}", Uuid::new_v4().simple()));
+            let path = PathBuf::from(path);
+            fs::DirBuilder::new().mode(0o700).create(&path).map_err(failed("make directory", &path))?;
+            let lock = match File::open(&path) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+                lock => lock.map_err(failed("open", &path))?,
+            };
+            // Where a file system knows no locks, nobody finds it to be nobody's either.
+            lock.lock().ok();
+            // Somebody may have swept it before it was held.
+            if path.exists() {
+                return Ok(Self { path, _lock: lock });
+            }
         }
-        fs::DirBuilder::new().mode(0o700).create(path).map_err(failed("make directory", path))?;
-        Ok(Self(path.to_owned()))
     }
 }
 
 impl Drop for Unpacked {
     fn drop(&mut self) {
-        fs::remove_dir_all(&self.0).ok();
+        fs::remove_dir_all(&self.path).ok();
+    }
+}
+
+/// Removes what restorations to this directory have left that were killed: it is as secret as the backup.
+fn sweep(data_dir: &Path) {
+    let name = data_dir.file_name().and_then(|name| name.to_str());
+    let (Some(name), Some(parent)) = (name, data_dir.parent()) else { return };
+    for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
+        let found = entry.file_name();
+        let drawn = found.to_str().and_then(|found| found.strip_prefix(name)?.strip_suffix(RESTORING));
+        let is_id = |drawn: &str| drawn.strip_prefix('.').is_some_and(|id| id.parse::<Uuid>().is_ok());
+        // Earlier releases drew none.
+        if !drawn.is_some_and(|drawn| drawn.is_empty() || is_id(drawn)) {
+            continue;
+        }
+        // Who unpacks there holds it; and who begins waits until it is gone.
+        if let Ok(lock) = File::open(entry.path())
+            && lock.try_lock().is_ok()
+        {
+            fs::remove_dir_all(entry.path()).ok();
+        }
     }
 }
 
@@ -399,6 +440,25 @@ mod tests {
             refused.message
         );
         verified(nobody).unwrap();
+    }
+
+    #[test]
+    fn of_two_restorations_to_one_place_neither_takes_the_others_away_and_what_a_killed_one_left_goes() {
+        let directory = tempfile::tempdir().unwrap();
+        let data_dir = directory.path().join("etcd");
+        let left = ["etcd.restoring", "etcd.6ba7b8109dad11d180b400c04fd430c8.restoring"];
+        let others = ["etcd.mine.restoring", "etcd2.restoring", "etcd"];
+        for name in left.iter().chain(&others) {
+            fs::create_dir(directory.path().join(name)).unwrap();
+        }
+        let (one, other) = (Unpacked::make(&data_dir).unwrap(), Unpacked::make(&data_dir).unwrap());
+        fs::write(one.path.join("etcd.db"), "secret").unwrap();
+        sweep(&data_dir);
+        assert!(left.iter().all(|name| !directory.path().join(name).exists()));
+        drop(other);
+        assert!(one.path.join("etcd.db").exists());
+        drop(one);
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), others.len());
     }
 
     #[test]
