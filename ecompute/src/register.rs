@@ -320,35 +320,46 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
         note_reserved(parts, [(DISK, current)]);
     }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    // What others reserve there is not taken back by who tells that it became smaller.
-    let mut is_others = false;
-    if is_shared
-        && !anew
-        && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get_mut(DISK))
-        && told.get(DISK) != Some(&current.reserved)
-        && disk.reserved < current.reserved
-    {
-        disk.reserved = current.reserved.min(disk.total);
-        is_others = true;
-    }
-    wanted.retain(|class, inventory| {
-        let is_others = is_shared && class == DISK && !anew;
-        current
-            .get(class)
-            .is_none_or(|current| is_to_tell(class, inventory, current, told.get(class).copied(), is_others))
-    });
+    let news = News { offers: wanted, told, is_disk_shared: is_shared && !anew };
+    let (wanted, _) = news.over(&current);
     if wanted.is_empty() {
         return Ok(());
     }
     tracing::info!(amounts = %serde_json::json!(wanted), "what this node has to give has changed");
-    let outcome = tell(parts, &wanted).await;
-    if is_others {
-        // Nor later, as if it were this agent's own.
-        let mut reserved = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.remove(DISK);
-        reserved.extend(told.get(DISK).map(|own| (DISK.to_owned(), *own)));
+    // Once more of what stands there when it is written: it was measured since that was read, which may take long.
+    tell_over(parts, wanted.contains_key(DISK), |current| news.over(current)).await
+}
+
+/// What a node offers, to be told where placement has it otherwise.
+struct News {
+    offers: BTreeMap<String, Inventory>,
+    /// What this agent has reserved last, by class.
+    told: BTreeMap<String, u64>,
+    /// Others reserve of the disk, too.
+    is_disk_shared: bool,
+}
+
+impl News {
+    /// What of it is to be told where this stands; and whether what is reserved of the disk is others'.
+    fn over(&self, current: &BTreeMap<String, Inventory>) -> (BTreeMap<String, Inventory>, bool) {
+        let mut wanted = self.offers.clone();
+        // What others reserve there is not taken back by who tells that it became smaller.
+        let mut is_others = false;
+        if self.is_disk_shared
+            && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get_mut(DISK))
+            && self.told.get(DISK) != Some(&current.reserved)
+            && disk.reserved < current.reserved
+        {
+            disk.reserved = current.reserved.min(disk.total);
+            is_others = true;
+        }
+        wanted.retain(|class, inventory| {
+            let told = self.told.get(class).copied();
+            let is_shared = self.is_disk_shared && class == DISK;
+            current.get(class).is_none_or(|current| is_to_tell(class, inventory, current, told, is_shared))
+        });
+        (wanted, is_others)
     }
-    outcome
 }
 
 /// Whether a class is to be told anew: where another amount is reserved, or it is not what the agent registers at its start, as in a
@@ -412,23 +423,66 @@ fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
     offered
 }
 
-/// Sets these classes, and remembers what of them this agent has reserved. Of storage that is shared the disk is no node's own.
+/// Sets these classes, and remembers what of them this agent has reserved.
 async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
-    let (placement, node) = (&parts.placement, parts.node);
-    // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
-    note_reserved(parts, inventory.iter().map(|(class, inventory)| (class.as_str(), inventory)));
-    match &parts.settings.shared {
-        None => placement.set_inventory(node, inventory).await?,
-        Some(shared) => {
-            let mut own = inventory.clone();
-            if let Some(disk) = own.remove(DISK) {
-                own.extend(drop_own_disk(parts).await?);
-                placement.set_inventory(shared.storage.provider, &[(DISK.to_owned(), disk)].into()).await?;
-            }
-            placement.set_inventory(node, &own).await?;
-        }
+    tell_over(parts, inventory.contains_key(DISK), |_| (inventory.clone(), false)).await
+}
+
+/// The same of what is chosen over what stands there, where `has_disk` with something of the disk, which of storage that is shared is
+/// no node's own. What of that is others' is not remembered, nor passes for this agent's later.
+async fn tell_over(
+    parts: &Parts,
+    has_disk: bool,
+    choose: impl Fn(&BTreeMap<String, Inventory>) -> (BTreeMap<String, Inventory>, bool),
+) -> Result<(), PlacementError> {
+    let Some(shared) = &parts.settings.shared else { return write_over(parts, parts.node, choose).await };
+    let mut locked = BTreeMap::new();
+    if has_disk {
+        locked = drop_own_disk(parts).await?;
+        let of_disk = |current: &BTreeMap<_, _>| {
+            let (mut chosen, is_others) = choose(current);
+            chosen.retain(|class, _| class == DISK);
+            (chosen, is_others)
+        };
+        write_over(parts, shared.storage.provider, of_disk).await?;
     }
-    Ok(())
+    let own = |current: &BTreeMap<_, _>| {
+        let (mut chosen, _) = choose(current);
+        chosen.remove(DISK);
+        chosen.extend(locked.clone());
+        // What is remembered of a disk is of the shared one.
+        (chosen, true)
+    };
+    write_over(parts, parts.node, own).await
+}
+
+async fn write_over(
+    parts: &Parts,
+    provider: NodeId,
+    choose: impl Fn(&BTreeMap<String, Inventory>) -> (BTreeMap<String, Inventory>, bool),
+) -> Result<(), PlacementError> {
+    // What the last try noted, with what was noted before it.
+    let noted: Mutex<Vec<(String, Option<u64>)>> = Mutex::default();
+    let over = |current: &BTreeMap<String, Inventory>| {
+        let (chosen, is_others) = choose(current);
+        let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        // Somebody else was quicker: what it would have reserved is not reserved by this agent.
+        for (class, before) in noted.drain(..) {
+            match before {
+                Some(before) => told.insert(class, before),
+                None => told.remove(&class),
+            };
+        }
+        // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
+        for (class, inventory) in chosen.iter().filter(|(class, _)| !(is_others && *class == DISK)) {
+            noted.push((class.clone(), told.insert(class.clone(), inventory.reserved)));
+        }
+        let mut all = current.clone();
+        all.extend(chosen);
+        all
+    };
+    parts.placement.change_inventory(provider, over).await
 }
 
 /// Has the node itself offer no disk any more, since its guests' disks lie on storage that it shares; what is to be told of it all the
@@ -523,11 +577,14 @@ mod tests {
         sync::atomic::{AtomicUsize, Ordering},
     };
 
+    use async_trait::async_trait;
     use ec_hypervisor::SimulatedHypervisor;
     use ec_model::Alive;
     use ec_placement_client::{Answer, PlacementClient, Request, Transport};
-    use ec_runtime::Host;
+    use ec_runtime::{Host, config::parse};
     use ec_store::MemoryStore;
+    use reqwest::{Method, StatusCode};
+    use serde_json::json;
 
     use super::*;
     use crate::{agent::assemble, config::Settings, presence};
@@ -536,7 +593,7 @@ mod tests {
     #[derive(Default)]
     struct Away(AtomicUsize);
 
-    #[async_trait::async_trait]
+    #[async_trait]
     impl Transport for Away {
         async fn exchange(&self, _: Request) -> Result<Answer, String> {
             self.0.fetch_add(1, Ordering::Relaxed);
@@ -550,7 +607,7 @@ mod tests {
         let state = tempfile::tempdir().unwrap();
         let text = format!("name: n\nstate_dir: {}\n", state.path().display());
         let settings =
-            Settings::check(&ec_runtime::config::parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
+            Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
         let (node, asked) = (NodeId::new(uuid::Uuid::from_u128(9)), Arc::new(Away::default()));
         let (store, placement) = (Arc::new(MemoryStore::new()), Arc::clone(&asked));
         let placement = PlacementClient::new(&settings.placement).unwrap().through(move |_| placement);
@@ -621,6 +678,57 @@ mod tests {
             assert!(is_told(DISK, current.clone()), "{current:?}");
         }
         assert!(is_told("VCPU", Inventory { total: 499, ..THERE }));
+    }
+
+    /// A provider's inventory; an operator locks it just before something is written for the first time.
+    struct Locked(Mutex<(u64, BTreeMap<String, Inventory>)>);
+
+    #[async_trait]
+    impl Transport for Locked {
+        async fn exchange(&self, request: Request) -> Result<Answer, String> {
+            let mut own = self.0.lock().unwrap();
+            if own.0 == 0 && request.method == Method::PUT {
+                own.0 = 1;
+                own.1.values_mut().for_each(|of| of.reserved = of.total);
+            }
+            let mut status = StatusCode::OK;
+            if let Some(body) = request.body {
+                match body["resource_provider_generation"] == own.0 {
+                    true => *own = (own.0 + 1, serde_json::from_value(body["inventories"].clone()).unwrap()),
+                    false => status = StatusCode::CONFLICT,
+                }
+            }
+            let body = json!({"resource_provider_generation": own.0, "inventories": own.1});
+            Ok(Answer { status, body: body.to_string().into(), ahead: None })
+        }
+    }
+
+    #[tokio::test]
+    async fn a_lock_that_comes_while_it_is_measured_or_written_stays() {
+        ec_runtime::install_tls_provider();
+        let state = tempfile::tempdir().unwrap();
+        let text = format!(
+            "name: n
+state_dir: {}
+",
+            state.path().display()
+        );
+        let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
+        let node = NodeId::new(uuid::Uuid::from_u128(9));
+        let there = Inventory { total: 1, reserved: 0, max_unit: 1, ..THERE };
+        let locked = Arc::new(Locked(Mutex::new((0, [("VCPU".to_owned(), there.clone())].into()))));
+        let placement = PlacementClient::new(&settings.placement).unwrap().over(Arc::clone(&locked) as _);
+        let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node)));
+        let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await.unwrap();
+        // As this agent has told it, on a host with fewer processors.
+        let told = BTreeMap::from([("VCPU".to_owned(), there.clone())]);
+        note_reserved(&parts, told.iter().map(|(class, inventory)| (class.as_str(), inventory)));
+        refresh(&parts).await.unwrap();
+        let all = locked.0.lock().unwrap().1.clone();
+        assert_eq!(all["VCPU"], Inventory { reserved: 1, ..there }, "an operator's");
+        assert!(all["MEMORY_MB"].total > 0, "of what nobody locked all is told");
+        let noted = parts.reserved.lock().unwrap().get("VCPU").copied();
+        assert_eq!(noted, Some(0), "the lock does not pass for its own");
     }
 
     #[test]

@@ -437,7 +437,9 @@ impl PlacementClient {
         .await
     }
 
-    async fn change_inventory(
+    /// Has the provider's inventory be what `change` makes of it. Where somebody else writes at the same moment, it is asked again, of
+    /// what stands there then.
+    pub async fn change_inventory(
         &self,
         node: NodeId,
         change: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
