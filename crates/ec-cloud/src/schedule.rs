@@ -390,35 +390,36 @@ async fn request_within(
 ) -> Requested {
     let mut left = if wanted.guest.has_volumes() { TRIES } else { 0 };
     let mut sign = sign;
-    let is_anew = async |before: KeyValue| {
+    // The agent lives, and has put its sign anew since that was looked for.
+    let is_anew = async |before: Option<KeyValue>| {
+        let Some(before) = before else { return false };
         let now = sign_of(cloud, node, wanted.ask.format).await.ok().flatten();
         now.is_some_and(|now| now.mod_revision != before.mod_revision)
     };
     loop {
         let requested =
             request(cloud, intent, node, wanted, sign.clone(), peers.as_ref(), preferring.is_some()).await;
-        let is_refused = matches!(requested, Requested::No(None));
+        let Requested::No(None) = &requested else { return requested };
         // A volume was changed meanwhile; the next look says whether it can still have that.
-        if is_refused && left > 0 {
+        if left > 0 {
             left -= 1;
             sign = None;
             continue;
         }
-        // The agent lives, and has put its sign anew since that was looked for. From now on each try looks for itself.
-        if is_refused
-            && let Some(before) = sign.take()
-            && is_anew(before).await
-        {
-            continue;
-        }
-        let (Requested::No(None), Some(group)) = (&requested, &wanted.ask.group) else { return requested };
-        let now = match group.peers_still(cloud).await {
-            Ok(now) => now,
-            Err(error) => return Requested::No(Some(error)),
+        let now = match &wanted.ask.group {
+            Some(group) => match group.peers_still(cloud).await {
+                Ok(now) => Some(now),
+                Err(error) => return Requested::No(Some(error)),
+            },
+            None => None,
         };
-        if peers.as_ref().is_some_and(|peers| peers.on == now.on) {
-            return requested;
-        }
+        let now = now.filter(|now| peers.as_ref().is_none_or(|peers| peers.on != now.on));
+        let Some(now) = now else {
+            match is_anew(sign.take()).await {
+                true => continue,
+                false => return requested,
+            }
+        };
         let allow = now.allow(node);
         let is_crowded = preferring.is_some_and(|nodes| now.prefer(nodes, node));
         *peers = Some(now);
