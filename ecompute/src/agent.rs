@@ -186,6 +186,7 @@ pub async fn assemble(
         presence,
         uncounted: watch::Sender::default(),
         reserved: Mutex::default(),
+        telling: tokio::sync::Mutex::default(),
         troubles: watch::Sender::default(),
         registered: watch::Sender::default(),
         calls,

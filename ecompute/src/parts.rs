@@ -51,6 +51,8 @@ pub struct Parts {
     pub uncounted: watch::Sender<BTreeMap<InstanceId, Resources>>,
     /// What of each class this agent has reserved last: what an operator reserved is told from it.
     pub reserved: Mutex<BTreeMap<String, u64>>,
+    /// Held by who tells placement of amounts: what one part of this agent has just reserved would pass for an operator's with another.
+    pub telling: tokio::sync::Mutex<()>,
     /// What of the host keeps new work away.
     pub troubles: watch::Sender<Vec<Trouble>>,
     /// What was measured of its file systems, for that.

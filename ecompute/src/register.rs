@@ -297,6 +297,9 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
 
 /// The same; `anew` where placement may have been put back to another time.
 async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementError> {
+    // First, since it may take long.
+    let (measured, is_there) = measure(parts).await?;
+    let _telling = parts.telling.lock().await;
     let mut current = parts.placement.inventory(parts.node).await?;
     let is_shared = parts.settings.shared.is_some();
     if let Some(shared) = &parts.settings.shared {
@@ -307,7 +310,6 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
         }
         current.extend(parts.placement.inventory(shared.storage.provider).await?);
     }
-    let (measured, is_there) = measure(parts).await?;
     let mut wanted = offered(parts, &measured);
     if !is_there {
         wanted.remove(DISK);
@@ -321,13 +323,20 @@ async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementErro
     }
     let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let news = News { offers: wanted, told, is_disk_shared: is_shared && !anew };
-    let (wanted, _) = news.over(&current);
+    let (wanted, is_others) = news.over(&current);
     if wanted.is_empty() {
         return Ok(());
     }
     tracing::info!(amounts = %serde_json::json!(wanted), "what this node has to give has changed");
-    // Once more of what stands there when it is written: it was measured since that was read, which may take long.
-    tell_over(parts, wanted.contains_key(DISK), |current| news.over(current)).await
+    // Once more of what stands there when it is written.
+    let outcome = tell_over(parts, &wanted, |current| news.over(current).0).await;
+    if is_others {
+        // Nor later, as if it were this agent's own.
+        let mut reserved = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
+        reserved.remove(DISK);
+        reserved.extend(news.told.get(DISK).map(|own| (DISK.to_owned(), *own)));
+    }
+    outcome
 }
 
 /// What a node offers, to be told where placement has it otherwise.
@@ -423,66 +432,35 @@ fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
     offered
 }
 
-/// Sets these classes, and remembers what of them this agent has reserved.
+/// Sets these classes, and remembers what of them this agent has reserved. Of storage that is shared the disk is no node's own.
 async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
-    tell_over(parts, inventory.contains_key(DISK), |_| (inventory.clone(), false)).await
+    let _telling = parts.telling.lock().await;
+    tell_over(parts, inventory, |_| inventory.clone()).await
 }
 
-/// The same of what is chosen over what stands there, where `has_disk` with something of the disk, which of storage that is shared is
-/// no node's own. What of that is others' is not remembered, nor passes for this agent's later.
+/// The same of what is chosen of them over what stands there, by who tells alone.
 async fn tell_over(
     parts: &Parts,
-    has_disk: bool,
-    choose: impl Fn(&BTreeMap<String, Inventory>) -> (BTreeMap<String, Inventory>, bool),
+    inventory: &BTreeMap<String, Inventory>,
+    choose: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
 ) -> Result<(), PlacementError> {
-    let Some(shared) = &parts.settings.shared else { return write_over(parts, parts.node, choose).await };
-    let mut locked = BTreeMap::new();
-    if has_disk {
-        locked = drop_own_disk(parts).await?;
-        let of_disk = |current: &BTreeMap<_, _>| {
-            let (mut chosen, is_others) = choose(current);
-            chosen.retain(|class, _| class == DISK);
-            (chosen, is_others)
-        };
-        write_over(parts, shared.storage.provider, of_disk).await?;
+    let placement = &parts.placement;
+    // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
+    note_reserved(parts, inventory.iter().map(|(class, inventory)| (class.as_str(), inventory)));
+    let over = |current: &BTreeMap<String, Inventory>, is_its: fn(&str) -> bool| {
+        let chosen = choose(current).into_iter().filter(|(class, _)| is_its(class));
+        current.clone().into_iter().chain(chosen).collect::<BTreeMap<_, _>>()
+    };
+    let Some(shared) = &parts.settings.shared else {
+        return placement.change_inventory(parts.node, |current| over(current, |_| true)).await;
+    };
+    if inventory.contains_key(DISK) {
+        let left = drop_own_disk(parts).await?;
+        placement.set_inventory(parts.node, &left).await?;
+        let of_disk = |current: &BTreeMap<_, _>| over(current, |class| class == DISK);
+        placement.change_inventory(shared.storage.provider, of_disk).await?;
     }
-    let own = |current: &BTreeMap<_, _>| {
-        let (mut chosen, _) = choose(current);
-        chosen.remove(DISK);
-        chosen.extend(locked.clone());
-        // What is remembered of a disk is of the shared one.
-        (chosen, true)
-    };
-    write_over(parts, parts.node, own).await
-}
-
-async fn write_over(
-    parts: &Parts,
-    provider: NodeId,
-    choose: impl Fn(&BTreeMap<String, Inventory>) -> (BTreeMap<String, Inventory>, bool),
-) -> Result<(), PlacementError> {
-    // What the last try noted, with what was noted before it.
-    let noted: Mutex<Vec<(String, Option<u64>)>> = Mutex::default();
-    let over = |current: &BTreeMap<String, Inventory>| {
-        let (chosen, is_others) = choose(current);
-        let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        // Somebody else was quicker: what it would have reserved is not reserved by this agent.
-        for (class, before) in noted.drain(..) {
-            match before {
-                Some(before) => told.insert(class, before),
-                None => told.remove(&class),
-            };
-        }
-        // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
-        for (class, inventory) in chosen.iter().filter(|(class, _)| !(is_others && *class == DISK)) {
-            noted.push((class.clone(), told.insert(class.clone(), inventory.reserved)));
-        }
-        let mut all = current.clone();
-        all.extend(chosen);
-        all
-    };
-    parts.placement.change_inventory(provider, over).await
+    placement.change_inventory(parts.node, |current| over(current, |class| class != DISK)).await
 }
 
 /// Has the node itself offer no disk any more, since its guests' disks lie on storage that it shares; what is to be told of it all the
@@ -513,6 +491,7 @@ pub(crate) async fn claim_kept(
     owner: (&str, &str),
 ) -> Result<(), PlacementError> {
     let (measured, _) = measure(parts).await?;
+    let _telling = parts.telling.lock().await;
     let kept = |but: Option<InstanceId>| {
         let uncounted = uncounted(parts, but);
         let of_class = |(class, inventory): (String, Inventory)| (class, inventory.reserved);
