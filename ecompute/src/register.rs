@@ -454,13 +454,17 @@ async fn tell_over(
     let Some(shared) = &parts.settings.shared else {
         return placement.change_inventory(parts.node, |current| over(current, |_| true)).await;
     };
+    let mut left = BTreeMap::new();
     if inventory.contains_key(DISK) {
-        let left = drop_own_disk(parts).await?;
-        placement.set_inventory(parts.node, &left).await?;
+        left = drop_own_disk(parts).await?;
         let of_disk = |current: &BTreeMap<_, _>| over(current, |class| class == DISK);
         placement.change_inventory(shared.storage.provider, of_disk).await?;
     }
-    placement.change_inventory(parts.node, |current| over(current, |class| class != DISK)).await
+    let own = |current: &BTreeMap<_, _>| {
+        let own = over(current, |class| class != DISK);
+        own.into_iter().chain(left.clone()).collect()
+    };
+    placement.change_inventory(parts.node, own).await
 }
 
 /// Has the node itself offer no disk any more, since its guests' disks lie on storage that it shares; what is to be told of it all the
