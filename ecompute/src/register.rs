@@ -36,7 +36,7 @@ pub(crate) const RETRY: Duration = Duration::from_secs(2);
 /// anew, and so is what guests take that it could not count. Fails only where placement refuses for good.
 pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> Result<(), PlacementError> {
     // What comes from now on is told again.
-    let news = (parts.uncounted.subscribe(), parts.troubles.subscribe());
+    let signals = (parts.uncounted.subscribe(), parts.troubles.subscribe());
     let mut told = false;
     let begun = Instant::now();
     // A file system that has never answered is waited for, whatever comes.
@@ -71,15 +71,15 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     parts.presence.show();
     // The start is over, and what comes now needs little of its code.
     parts.host.started();
-    keep_true(parts, news, stop).await;
+    keep_true(parts, signals, stop).await;
     Ok(())
 }
 
 /// What guests take that placement does not count, and what of the host keeps new work away, as they change.
-type News = (watch::Receiver<BTreeMap<InstanceId, Resources>>, watch::Receiver<Vec<Trouble>>);
+type Signals = (watch::Receiver<BTreeMap<InstanceId, Resources>>, watch::Receiver<Vec<Trouble>>);
 
 /// Keeps what placement was told of the node true, until asked to end.
-async fn keep_true(parts: &Parts, (mut uncounted, mut troubles): News, stop: CancellationToken) {
+async fn keep_true(parts: &Parts, (mut uncounted, mut troubles): Signals, stop: CancellationToken) {
     let mut held = parts.presence.subscribe();
     let mut lease = held.borrow_and_update().map(|hold| hold.lease);
     let (mut failed, mut anew) = (false, false);
@@ -589,8 +589,7 @@ mod tests {
         ec_runtime::install_tls_provider();
         let state = tempfile::tempdir().unwrap();
         let text = format!("name: n\nstate_dir: {}\n", state.path().display());
-        let settings =
-            Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
+        let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
         let (node, asked) = (NodeId::new(uuid::Uuid::from_u128(9)), Arc::new(Away::default()));
         let (store, placement) = (Arc::new(MemoryStore::new()), Arc::clone(&asked));
         let placement = PlacementClient::new(&settings.placement).unwrap().through(move |_| placement);
@@ -600,9 +599,9 @@ mod tests {
         let (running, stop) = (Arc::clone(&parts), CancellationToken::new());
         let (first, kept) = (CancellationToken::new(), stop.clone());
         tokio::spawn(async move { keep_registered(&running, kept).await });
-        let news = (parts.uncounted.subscribe(), parts.troubles.subscribe());
+        let signals = (parts.uncounted.subscribe(), parts.troubles.subscribe());
         let (running, kept) = (Arc::clone(&parts), stop.clone());
-        tokio::spawn(async move { keep_true(&running, news, kept).await });
+        tokio::spawn(async move { keep_true(&running, signals, kept).await });
         let asks = async || {
             let before = asked.0.load(Ordering::Relaxed);
             tokio::time::sleep(PERIOD * 3).await;

@@ -100,7 +100,14 @@ impl Situation {
 
     /// How an instance stands that is wanted, by its record, its request, and what its agent tells.
     pub(crate) fn of(instance: &Instance, request: &Request, status: Option<&Status>) -> Self {
-        let Some(status) = status else { return Self::Building };
+        let Some(status) = status else {
+            // What its agent told was taken away, and it tells again. Neither is wished of one that is being built.
+            return match (&request.rescue, request.power.power) {
+                (Some(_), _) => Self::Rescuing,
+                (None, Power::Suspended) => Self::Suspending,
+                (None, _) => Self::Building,
+            };
+        };
         let wish = &request.power;
         let is_built = is_built(status);
         if is_built && is_to_be_made_anew(request, Some(status)) {

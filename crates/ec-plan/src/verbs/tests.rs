@@ -107,6 +107,7 @@ fn an_instance_stands_where_its_agent_tells_until_a_wish_leads_elsewhere() {
     let of = |power, status: Option<Status>| Situation::of(&instance(None), &request(power), status.as_ref());
     let first = || wish(Power::Running, 1, false);
     assert_eq!(of(first(), None), Situation::Building);
+    assert_eq!(of(wish(Power::Suspended, 2, false), None), Situation::Suspending, "it ran");
     for (state, done, started, situation) in [
         (State::Preparing, 0, false, Situation::Building),
         (State::Starting, 0, false, Situation::Building),
@@ -316,6 +317,8 @@ fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwi
     let unbuilt =
         Situation::of(&instance(None), &wished(Some(1)), Some(&told(None, State::Preparing, false)));
     assert_eq!(unbuilt, Situation::Building);
+    // Somebody took away what its agent told.
+    assert_eq!(Situation::of(&instance(None), &wished(Some(1)), None), Situation::Rescuing);
 
     let rescued = told(done, State::Rescued, true);
     let before = Extent { query: String::new(), resources: ec_model::Resources::new() };
