@@ -41,8 +41,9 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
     let begun = Instant::now();
     // A file system that has never answered is waited for, whatever comes.
     let as_the_node = async || {
+        let measured = measure(parts).await?;
         parts.presence.wait().await;
-        register(parts).await
+        register(parts, measured).await
     };
     while let Some(registered) = stop.run_until_cancelled(as_the_node()).await {
         let Err(error) = registered else { break };
@@ -119,7 +120,10 @@ async fn keep_true(parts: &Parts, (mut uncounted, mut troubles): Signals, stop: 
         };
         let refreshed = refreshed.await;
         let refreshed = match refreshed {
-            Err(PlacementError::NotFound(_)) => register(parts).await,
+            Err(PlacementError::NotFound(_)) => match measure(parts).await {
+                Ok(measured) => register(parts, measured).await,
+                Err(error) => Err(error),
+            },
             other => other,
         };
         match &refreshed {
@@ -169,8 +173,7 @@ async fn remember(parts: &Parts) {
 }
 
 /// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
-async fn register(parts: &Parts) -> Result<(), PlacementError> {
-    let (measured, is_there) = measure(parts).await?;
+async fn register(parts: &Parts, (measured, is_there): (Measured, bool)) -> Result<(), PlacementError> {
     introduce(parts).await?;
     reserve_uncounted(parts).await?;
     let mut offers = offered(parts, &measured);
@@ -297,8 +300,19 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
 
 /// The same; `anew` where placement may have been put back to another time.
 async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementError> {
-    // First, since it may take long.
-    let (measured, is_there) = measure(parts).await?;
+    // First, since it may take long; another may be the node by then.
+    let measured = measure(parts).await?;
+    if parts.presence.fence().is_none() {
+        return Ok(());
+    }
+    tell_changes(parts, measured, anew).await
+}
+
+async fn tell_changes(
+    parts: &Parts,
+    (measured, is_there): (Measured, bool),
+    anew: bool,
+) -> Result<(), PlacementError> {
     let _telling = parts.telling.lock().await;
     let mut current = parts.placement.inventory(parts.node).await?;
     let is_shared = parts.settings.shared.is_some();
@@ -705,7 +719,7 @@ state_dir: {}
         // As this agent has told it, on a host with fewer processors.
         let told = BTreeMap::from([("VCPU".to_owned(), there.clone())]);
         note_reserved(&parts, told.iter().map(|(class, inventory)| (class.as_str(), inventory)));
-        refresh(&parts).await.unwrap();
+        tell_changes(&parts, measure(&parts).await.unwrap(), false).await.unwrap();
         let all = locked.0.lock().unwrap().1.clone();
         assert_eq!(all["VCPU"], Inventory { reserved: 1, ..there }, "an operator's");
         assert!(all["MEMORY_MB"].total > 0, "of what nobody locked all is told");

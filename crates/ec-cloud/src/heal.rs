@@ -32,6 +32,7 @@ use crate::{
     history::{Asked, note},
     intent::{free, name_is_free},
     lookup::is_beginning,
+    moving::next_epoch,
     schedule::not_understood,
     storage::storage_of,
     tend::Tended,
@@ -563,6 +564,8 @@ async fn to_go(
         (come.record.handover, order.record.handover) = (Some(Handover::From(node)), Some(Handover::To(to)));
         format!("it goes to node {to}, where it is asked for")
     } else {
+        let before = record.record.assigned.map_or(0, |at| at.epoch).max(come.record.epoch);
+        order.record.epoch = order.record.epoch.max(next_epoch(cloud, before));
         stay(&mut record.record, &mut order.record, &mut come.record, [node, to], made_of);
         format!("it is asked for here, where a guest has it, and on node {to} no more")
     };
@@ -614,8 +617,6 @@ fn stay(
     [node, to]: [NodeId; 2],
     made_of: Option<ImageRef>,
 ) {
-    let over = record.assigned.map_or(0, |at| at.epoch).max(come.epoch).saturating_add(1);
-    order.epoch = order.epoch.max(over);
     if let (Some(spec), Some(image)) = (&mut order.spec, made_of) {
         spec.image = image;
         record.spec.clone_from(spec);

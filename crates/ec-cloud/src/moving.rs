@@ -134,6 +134,13 @@ pub(crate) async fn giver(cloud: &Cloud, known: &Known) -> CloudResult<Option<Gi
     }))
 }
 
+/// The epoch of a placement that takes the place of another. It goes on from the time of day, so that an etcd that was put back gives none
+/// that it gave before: a node knows by the epoch whether what is asked for is what was destroyed there.
+pub(crate) fn next_epoch(cloud: &Cloud, before: u64) -> u64 {
+    let now = u64::try_from(cloud.host.now().as_second()).unwrap_or_default();
+    before.saturating_add(1).max(now)
+}
+
 /// Has a volume be with another node. That it is there already is no error.
 ///
 /// # Errors
@@ -176,7 +183,8 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
             ));
         }
         let generation = record.record.generation.max(order.record.generation).saturating_add(1);
-        let epoch = record.record.assigned.map_or(order.record.epoch, |assigned| assigned.epoch) + 1;
+        let before = record.record.assigned.map_or(order.record.epoch, |assigned| assigned.epoch);
+        let epoch = next_epoch(cloud, before);
         // What was wished of it before has come to its end. That it is not made anew again, whatever an older etcd wishes, is to be known
         // where it comes to, so that wish goes along. A size that it could not be given is tried there once more, and claimed first: what
         // was claimed for it here may have been given back.

@@ -16,6 +16,7 @@ use crate::{
     group::tidy,
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE, lost},
+    moving::next_epoch,
     volume::given,
 };
 
@@ -450,8 +451,8 @@ async fn request(
             Err(error) => return Requested::No(Some(error.into())),
         },
     };
-    let assigned =
-        Assigned { node, epoch: intent.record.assigned.map_or(1, |before| before.epoch.saturating_add(1)) };
+    let epoch = intent.record.assigned.map_or(1, |before| next_epoch(cloud, before.epoch));
+    let assigned = Assigned { node, epoch };
     let given = given(cloud, wanted.guest, instance, node, Txn::new()).await;
     let (volumes, txn) = match given {
         Ok(given) => given,

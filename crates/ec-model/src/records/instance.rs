@@ -88,7 +88,8 @@ impl Instance {
 pub struct Assigned {
     /// The node.
     pub node: NodeId,
-    /// Counts the placements of the instance, from 1 on: whatever speaks of another epoch speaks of another life.
+    /// Which placement of the instance: of the first 1, of a later one more, and at least the seconds since 1970 then, which no etcd that was
+    /// put back repeats. Whatever speaks of another epoch speaks of another life.
     pub epoch: u64,
 }
 

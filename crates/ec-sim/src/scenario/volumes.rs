@@ -150,6 +150,13 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-moved-to-where-it-was-deleted",
+        "on shared storage etcd is put back to when a volume was being made that has been deleted on another node since; made again it goes to that node, and is there",
+        |stage| Box::pin(to_its_grave(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-handed-to-who-does-not-hear",
         "a volume goes back to a node where it was deleted once, and whose watches tell nothing: its disk waits there until the node reads that it is asked for",
         |stage| Box::pin(handed_to_who_does_not_hear(stage)),
@@ -747,6 +754,31 @@ async fn deleted_on_the_other(stage: &Stage) -> InstanceId {
     stage.demand(user.heals().await == Ok(1), "it is brought back").await;
     stage.until(volume, "there", there).await;
     volume
+}
+
+async fn to_its_grave(stage: Stage) {
+    let user = stage.user(1);
+    let slow = |by: u64| {
+        for number in [1, 2] {
+            stage.node(number).hypervisor.set_latency(Operation::CreateVolume, Duration::from_secs(by));
+        }
+    };
+    slow(10);
+    let asked = user.makes_volume(Order::SMALL).await;
+    stage.pass(2).await;
+    let before = stage.back_up();
+    slow(0);
+    let volume = come(&stage, asked).await;
+    let other = stage.node(other_than_of(&stage, volume)).node;
+    stage.demand(user.moves(volume, other).await.is_ok(), "it goes to the other").await;
+    stage.demand(user.deletes(volume).await.is_ok(), "it is to go").await;
+    stage.until_gone(volume).await;
+    stage.restore(&before);
+    stage.pass(5).await;
+    stage.until(volume, "there", there).await;
+    let other = stage.node(other_than_of(&stage, volume)).node;
+    stage.demand(user.moves(volume, other).await.is_ok(), "it goes to the other again").await;
+    stage.stays(volume, 120, "there", there).await;
 }
 
 async fn handed_to_who_does_not_hear(stage: Stage) {
