@@ -1,13 +1,16 @@
 //! Files with and without secrets, written whole or not at all.
 
 use std::{
+    ffi::OsString,
     fs::{self, File, Permissions},
     io::{self, Write},
-    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown},
+    os::unix::fs::{MetadataExt, PermissionsExt, fchown},
     path::{Path, PathBuf},
 };
 
 use nix::unistd::{Gid, Group};
+
+use crate::held::{create_held, directory, rename_new, sweep};
 
 /// Who may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -25,11 +28,8 @@ pub enum Access {
 /// # Errors
 /// Why it cannot be written.
 pub fn write(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Result<()> {
-    put_down(path, content.as_ref(), access).inspect_err(|_| {
-        // Half of one is none.
-        fs::remove_file(half(path)).ok();
-    })?;
-    fs::rename(half(path), path)?;
+    let mut half = Half::put_down(path, content.as_ref(), access)?;
+    half.place()?;
     File::open(directory(path))?.sync_all()
 }
 
@@ -43,11 +43,12 @@ pub fn write_pair(pair: [(&Path, &str, Access); 2]) -> Result<(), (PathBuf, io::
         let path = path.to_owned();
         move |error| (path, error)
     };
+    let mut halves = Vec::new();
     for (path, content, access) in pair {
-        put_down(path, content.as_bytes(), access).map_err(of(path))?;
+        halves.push(Half::put_down(path, content.as_bytes(), access).map_err(of(path))?);
     }
-    for (path, ..) in pair {
-        fs::rename(half(path), path).map_err(of(path))?;
+    for half in &mut halves {
+        half.place().map_err(of(half.path))?;
     }
     for (path, ..) in pair {
         File::open(directory(path)).and_then(|directory| directory.sync_all()).map_err(of(path))?;
@@ -55,26 +56,90 @@ pub fn write_pair(pair: [(&Path, &str, Access); 2]) -> Result<(), (PathBuf, io::
     Ok(())
 }
 
-/// What a file is called until it is whole.
-fn half(path: &Path) -> PathBuf {
-    let mut half = path.as_os_str().to_owned();
-    half.push(".new");
-    PathBuf::from(half)
+/// Writes a file that must not be there, as [`write`] does.
+///
+/// # Errors
+/// [`io::ErrorKind::AlreadyExists`] where it is; why it cannot be written.
+pub fn write_new(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Result<()> {
+    let mut half = Half::put_down(path, content.as_ref(), access)?;
+    half.place_new()?;
+    File::open(directory(path))?.sync_all()
 }
 
-fn put_down(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
+/// What the name of a file ends with until it is whole.
+const HALF: &str = ".new";
+
+/// A file beside the one that it is to be, under a name that nobody else gives: others may write the same one.
+struct Half<'a> {
+    path: &'a Path,
+    own: PathBuf,
+    /// Open, since it is held by that.
+    file: File,
+    is_placed: bool,
+}
+
+impl<'a> Half<'a> {
+    /// Begins one, and removes what was left of others to the same file: it may be as secret.
+    fn begin(path: &'a Path) -> io::Result<Self> {
+        let Some(name) = path.file_name() else {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "it has no file's name"));
+        };
+        if let Some(name) = name.to_str() {
+            sweep(directory(path), |found| is_half(found, name));
+        }
+        let (own, file) = create_held(|| {
+            let mut half = OsString::from(".");
+            half.push(name);
+            half.push(format!(".{:016x}{HALF}", rand::random::<u64>()));
+            path.with_file_name(half)
+        })?;
+        Ok(Self { path, own, file, is_placed: false })
+    }
+
+    /// All of it, as it is to be.
+    fn put_down(path: &'a Path, content: &[u8], access: Access) -> io::Result<Self> {
+        let mut half = Self::begin(path)?;
+        put_down(&mut half.file, path, content, access)?;
+        Ok(half)
+    }
+
+    /// Gives it its name, in place of what has that.
+    fn place(&mut self) -> io::Result<()> {
+        fs::rename(&self.own, self.path)?;
+        self.is_placed = true;
+        Ok(())
+    }
+
+    /// Gives it its name, which nothing else may have.
+    fn place_new(&mut self) -> io::Result<()> {
+        rename_new(&self.own, self.path)?;
+        self.is_placed = true;
+        Ok(())
+    }
+}
+
+impl Drop for Half<'_> {
+    fn drop(&mut self) {
+        if !self.is_placed {
+            fs::remove_file(&self.own).ok();
+        }
+    }
+}
+
+/// Whether a name is of one that was to be the file of that name.
+fn is_half(found: &str, name: &str) -> bool {
+    let middle = found
+        .strip_prefix('.')
+        .and_then(|rest| rest.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(HALF));
+    middle.is_some_and(|id| id.len() == 16 && id.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+fn put_down(file: &mut File, path: &Path, content: &[u8], access: Access) -> io::Result<()> {
     let mode = match access {
         Access::Secret => 0o600,
         Access::Group(_) => 0o640,
         Access::Public => 0o644,
     };
-    let half = half(path);
-    // Of a try that was killed, perhaps with another mode.
-    match fs::remove_file(&half) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    let mut file = File::options().write(true).create_new(true).mode(0o600).open(&half)?;
     // Whom an operator let read a secret reads the next one too, unless that was everybody.
     let before = fs::metadata(path).ok().filter(|before| {
         let mode = before.permissions().mode();
@@ -89,7 +154,7 @@ fn put_down(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
         (None, _) => (None, mode),
     };
     if let Some(group) = group {
-        match fchown(&file, None, Some(group)) {
+        match fchown(&*file, None, Some(group)) {
             // Only root can give it to a group that is not its own.
             Err(error) if access == Access::Secret && error.kind() == io::ErrorKind::PermissionDenied => {
                 mode = 0o600;
@@ -103,11 +168,6 @@ fn put_down(path: &Path, content: &[u8], access: Access) -> io::Result<()> {
     file.sync_all()
 }
 
-/// Where a file lies: the parent of a bare name is empty.
-fn directory(path: &Path) -> &Path {
-    path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -117,7 +177,6 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("key");
         fs::write(&path, "open to all").unwrap();
-        fs::write(directory.path().join("key.new"), "half").unwrap();
         write(&path, "secret", Access::Secret).unwrap();
         assert_eq!(fs::read_to_string(&path).unwrap(), "secret");
         assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
@@ -153,8 +212,49 @@ mod tests {
     }
 
     #[test]
-    fn a_bare_name_means_the_directory_where_one_is() {
-        assert_eq!(directory(Path::new("host1.bundle")), Path::new("."));
-        assert_eq!(directory(Path::new("/etc/ecompute/ca.pem")), Path::new("/etc/ecompute"));
+    fn what_killed_ones_left_goes_and_nothing_that_is_somebodys() {
+        let directory = tempfile::tempdir().unwrap();
+        let at = |name: &str| directory.path().join(name);
+        let path = at("placement.json");
+        let theirs = [
+            "placement.json.new",
+            ".placement.json.new",
+            ".placement.json.0123456789abcde.new",
+            ".ca.pem.0123456789abcdef.new",
+        ];
+        let left = at(".placement.json.0123456789abcdef.new");
+        for file in theirs.map(at).iter().chain([&left]) {
+            fs::write(file, "theirs").unwrap();
+        }
+        let under_way = Half::begin(&path).unwrap();
+        assert!(!left.exists());
+        write(&path, "ours", Access::Public).unwrap();
+        assert!(under_way.own.exists());
+        drop(under_way);
+        assert_eq!(fs::read_to_string(&path).unwrap(), "ours");
+        assert!(theirs.iter().all(|name| fs::read_to_string(at(name)).unwrap() == "theirs"));
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1 + theirs.len());
+    }
+
+    #[test]
+    fn of_two_that_write_the_same_file_each_writes_its_own() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("placement.json");
+        let put = |text: &[u8]| Half::put_down(&path, text, Access::Public).unwrap();
+        let (mut first, mut second) = (put(b"first"), put(b"second"));
+        let place = |half: &mut Half<'_>| {
+            half.place().unwrap();
+            fs::read_to_string(&path).unwrap()
+        };
+        assert_eq!((place(&mut first), place(&mut second)), ("first".to_owned(), "second".to_owned()));
+        // What is there stays when who wrote it is done.
+        drop((first, second));
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(
+            write_new(&path, "third", Access::Public).unwrap_err().kind(),
+            io::ErrorKind::AlreadyExists
+        );
+        assert_eq!(fs::read_to_string(&path).unwrap(), "second");
+        assert_eq!(fs::read_dir(directory.path()).unwrap().count(), 1);
     }
 }
