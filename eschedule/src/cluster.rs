@@ -607,7 +607,8 @@ impl Cluster {
             user_data_key: self.files.user_data_key()?,
         };
         // First the file: what it lets in is of no use to anybody while nobody has it, and cannot be made again.
-        write_new(out, &encode(&bundle)).map_err(|error| match error.kind() {
+        // Never in the place of another: that may be the bundle of another node.
+        ec_pki::write_new(out, encode(&bundle), Access::Secret).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => taken(),
             _ => Failure::failed(format!("failed to write {}: {error}", out.display())),
         })?;
@@ -678,15 +679,6 @@ impl Cluster {
     }
 }
 
-/// Writes a secret, whole or not at all, and never in the place of another: that may be the bundle of another node.
-fn write_new(path: &Path, content: &[u8]) -> io::Result<()> {
-    let mut half = path.as_os_str().to_owned();
-    half.push(format!(".{}", uuid::Uuid::new_v4().simple()));
-    let half = PathBuf::from(half);
-    let written = ec_pki::write(&half, content, Access::Secret).and_then(|()| archive::name(&half, path));
-    written.inspect_err(|_| _ = std::fs::remove_file(&half))
-}
-
 fn wrong(error: ec_pki::PkiError) -> Failure {
     Failure::usage(ec_runtime::exit::chain(&error))
 }
@@ -696,18 +688,6 @@ mod tests {
     use ec_runtime::exit::FAILED;
 
     use super::*;
-
-    #[test]
-    fn a_bundle_is_never_written_over_another() {
-        let directory = tempfile::tempdir().unwrap();
-        let path = directory.path().join("host1.bundle");
-        write_new(&path, b"first").unwrap();
-        // It came there when this call had looked.
-        let refused = write_new(&path, b"second").unwrap_err();
-        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
-        assert_eq!(std::fs::read(&path).unwrap(), b"first");
-        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 1, "nothing secret is left");
-    }
 
     #[test]
     fn only_what_may_answer_later_is_to_be_tried_again() {

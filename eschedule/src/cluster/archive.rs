@@ -12,17 +12,13 @@
 use std::{
     fs::{self, File},
     io::{self, BufWriter, Read, Seek, SeekFrom, Write},
-    os::unix::fs::OpenOptionsExt,
     path::{Path, PathBuf},
 };
 
+use ec_pki::{create_held, directory, rename_new, sweep};
 use ec_placement_store::transfer::Snapshot;
 use ec_runtime::exit::Failure;
 use jiff::Timestamp;
-use nix::{
-    errno::Errno,
-    fcntl::{AT_FDCWD, RenameFlags, renameat2},
-};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 use tar::{Archive, Builder, EntryType, Header};
@@ -149,15 +145,17 @@ impl Writing {
         if path.exists() {
             return Err(taken(path));
         }
-        sweep(path);
+        // It is as secret, and as large, as the backups that were killed.
+        if let Some(name) = path.file_name().and_then(|name| name.to_str()) {
+            sweep(directory(path), |found| is_half(found, name));
+        }
         // Nobody else's: another backup to the same file may be under way.
-        let mut half = path.as_os_str().to_owned();
-        half.push(format!(".{}.part", Uuid::new_v4().simple()));
-        let half = PathBuf::from(half);
-        let file = File::options().write(true).create_new(true).mode(0o600).open(&half);
-        let file = file.map_err(failed("create", &half))?;
-        // As long as this lives. Where a file system knows no locks, nobody finds it to be nobody's either.
-        file.lock().ok();
+        let (half, file) = create_held(|| {
+            let mut half = path.as_os_str().to_owned();
+            half.push(format!(".{}.part", Uuid::new_v4().simple()));
+            PathBuf::from(half)
+        })
+        .map_err(failed("write beside", path))?;
         let mut file = BufWriter::new(file);
         // The header goes there when its length is known.
         file.write_all(&[0; BLOCK]).map_err(failed("write", &half))?;
@@ -187,13 +185,12 @@ impl Writing {
         let placement = placement.map(|(document, _)| document);
         let manifest = Manifest { bytes, sha256, placement, ..manifest };
         self.finish(length, &manifest, document.as_deref()).map_err(failed("write", &self.half))?;
-        name(&self.half, &self.path).map_err(|error| match error.kind() {
+        rename_new(&self.half, &self.path).map_err(|error| match error.kind() {
             io::ErrorKind::AlreadyExists => taken(&self.path),
             _ => failed("rename", &self.half)(error),
         })?;
         self.kept = true;
-        let directory = self.path.parent().filter(|path| !path.as_os_str().is_empty());
-        let directory = directory.unwrap_or(Path::new("."));
+        let directory = directory(&self.path);
         File::open(directory).and_then(|file| file.sync_all()).map_err(failed("sync", directory))?;
         Ok(manifest)
     }
@@ -227,36 +224,14 @@ impl Drop for Writing {
     }
 }
 
-/// Removes what backups to this file have left that were killed: it is as secret, and as large, as they are.
-fn sweep(path: &Path) {
-    let Some(name) = path.file_name().and_then(|name| name.to_str()) else { return };
-    let directory = path.parent().filter(|path| !path.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    for half in fs::read_dir(directory).into_iter().flatten().flatten() {
-        let found = half.file_name();
-        let id = found.to_str().and_then(|found| {
-            found.strip_prefix(name)?.strip_prefix('.')?.strip_suffix(".part")?.parse::<Uuid>().ok()
-        });
-        // Who writes it holds it.
-        if id.is_some() && File::open(half.path()).is_ok_and(|file| file.try_lock().is_ok()) {
-            fs::remove_file(half.path()).ok();
-        }
-    }
+/// Whether a name is of what was to be the backup of that name.
+fn is_half(found: &str, name: &str) -> bool {
+    let middle = found.strip_prefix(name).and_then(|rest| rest.strip_prefix('.')?.strip_suffix(".part"));
+    middle.is_some_and(|id| id.parse::<Uuid>().is_ok())
 }
 
 fn taken(path: &Path) -> Failure {
     Failure::usage(format!("{} is there already: name another file", path.display()))
-}
-
-/// Renames it, and replaces nothing that came there meanwhile.
-pub(super) fn name(half: &Path, path: &Path) -> io::Result<()> {
-    match renameat2(AT_FDCWD, half, AT_FDCWD, path, RenameFlags::RENAME_NOREPLACE) {
-        // NFS and others know no such renaming.
-        Err(Errno::EINVAL | Errno::ENOSYS) => {
-            fs::hard_link(half, path)?;
-            fs::remove_file(half)
-        }
-        named => Ok(named?),
-    }
 }
 
 fn header(size: u64, manifest: &Manifest) -> Header {
