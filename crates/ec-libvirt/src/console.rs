@@ -1,6 +1,7 @@
 //! The guest's console log: the end of it as text, what is added to it, and its removal.
 
 use std::{
+    ffi::OsStr,
     fs::{self, File},
     io::{self, ErrorKind, Read, Seek, SeekFrom},
     os::unix::fs::MetadataExt,
@@ -246,19 +247,37 @@ fn opened(path: &Path) -> io::Result<Option<(File, fs::Metadata)>> {
 
 /// Removes the log and its rotated files; what is not there is not an error.
 pub(crate) fn remove(log: &Path) -> Result<(), CallError> {
-    let gone = |path: &Path| match std::fs::remove_file(path) {
-        Ok(()) => Ok(true),
-        Err(error) if error.kind() == ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(CallError::io("remove", path, &error)),
+    remove_file(log)?;
+    let Some(directory) = log.parent() else { return Ok(()) };
+    let failed = |error| CallError::io("list", directory, &error);
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        entries => entries.map_err(failed)?,
     };
-    gone(log)?;
-    // virtlogd numbers without gaps.
-    for number in 0.. {
-        if !gone(&rotated(log, number))? {
-            break;
+    // All that are there, and not those up to the first that is missing: a removal that was broken off has left a gap.
+    for entry in entries {
+        let path = entry.map_err(failed)?.path();
+        if is_rotated(&path, log) {
+            remove_file(&path)?;
         }
     }
     Ok(())
+}
+
+fn remove_file(path: &Path) -> Result<(), CallError> {
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != ErrorKind::NotFound => Err(CallError::io("remove", path, &error)),
+        _ => Ok(()),
+    }
+}
+
+/// Whether it is a full file of this log, which has its name and a number.
+fn is_rotated(path: &Path, log: &Path) -> bool {
+    let is_number = |end: &OsStr| {
+        let end = end.as_encoded_bytes();
+        !end.is_empty() && end.iter().all(u8::is_ascii_digit)
+    };
+    path.file_stem() == log.file_name() && path.extension().is_some_and(is_number)
 }
 
 /// Only what a terminal would show: no escape sequences, no control characters but line ends and tabs.
@@ -422,5 +441,15 @@ mod tests {
         remove(&log).unwrap();
         remove(&log).unwrap();
         assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), 0);
+        // One that was broken off took the first ones.
+        let theirs = ["x.log.1", "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab.log.old"];
+        let left = [rotated(&log, 1), rotated(&log, 10)];
+        for path in theirs.map(|name| directory.path().join(name)).into_iter().chain(left) {
+            std::fs::write(path, "x").unwrap();
+        }
+        remove(&log).unwrap();
+        assert!(theirs.iter().all(|name| directory.path().join(name).exists()));
+        assert_eq!(std::fs::read_dir(directory.path()).unwrap().count(), theirs.len());
+        remove(&directory.path().join("none/x.log")).unwrap();
     }
 }
