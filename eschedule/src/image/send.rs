@@ -2,7 +2,7 @@
 
 use std::{fs::File, io::ErrorKind, os::unix::fs::FileTypeExt, path::Path, time::Duration};
 
-use ec_cloud::{Bytes, Cloud, CloudError, Facts, NewImage, NewVolume, Upload};
+use ec_cloud::{Bytes, Cloud, CloudError, CloudResult, Facts, NewImage, NewVolume, Upload};
 use ec_image::{
     ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
 };
@@ -135,7 +135,9 @@ pub(super) async fn send(
     let mut upload = ec_cloud::add_image(cloud, new, place, is_whole, remove).await?;
     let shown = Shown::new("sending");
     // First of all: a store that takes nothing is told before a disk is copied for it.
-    let outcome = match (begun(session, &store, &mut upload).await, from) {
+    let image = upload.image().clone();
+    let begun = begun(&store, &image, async |part| upload.go_on(cloud, part).await).await;
+    let outcome = match (begun, from) {
         (Err(failure), _) => Err(failure),
         (Ok(sending), From::Here(mut sender)) => {
             bytes(session, sending, &mut upload, &mut sender, demanded, &stop, &shown).await
@@ -187,12 +189,25 @@ pub(super) async fn send(
 }
 
 /// Begins to send, and has the record say so.
-async fn begun(session: &Session, store: &ImageStore, upload: &mut Upload) -> Result<Sending, Failure> {
-    let sending = store.begin(upload.image()).await.map_err(stored)?;
-    if sending.upload().is_some() {
-        upload.go_on(&session.cloud, sending.upload()).await?;
+async fn begun(
+    store: &ImageStore,
+    image: &Image,
+    note: impl AsyncFnOnce(Option<String>) -> CloudResult<()>,
+) -> Result<Sending, Failure> {
+    let sending = store.begin(image).await.map_err(stored)?;
+    let Some(part) = sending.upload() else { return Ok(sending) };
+    let Err(error) = note(Some(part)).await else { return Ok(sending) };
+    let failure = Failure::from(error);
+    // Who takes away what came goes by the record, which may not know of it.
+    match sending.abandon().await {
+        Ok(()) => Err(failure),
+        Err(error) => {
+            let kept = chain(&error);
+            let message =
+                format!("{}; the image store keeps an upload of which nothing came: {kept}", failure.message);
+            Err(Failure { message, ..failure })
+        }
     }
-    Ok(sending)
 }
 
 async fn bytes(
@@ -326,4 +341,63 @@ fn progress(sent: u64, size: Option<u64>) -> String {
 pub(super) fn stored(error: StoreFailure) -> Failure {
     let code = if error.is_away() { UNREACHABLE } else { FAILED };
     Failure { code, message: format!("{}; nothing was added", chain(&error)) }
+}
+
+#[cfg(test)]
+mod tests {
+    use ec_image::StoreSection;
+    use tokio::{io::AsyncWriteExt, net::TcpListener};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn an_upload_of_which_the_record_could_not_be_told_is_taken_back() {
+        let directory = tempfile::tempdir().unwrap();
+        let secret = directory.path().join("secret");
+        std::fs::write(&secret, "SK").unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let store = serde_json::json!({
+            "url": "s3://bucket/ours", "endpoint": format!("http://{}", listener.local_addr().unwrap()),
+            "access_key": "AK", "secret_key_file": secret,
+        });
+        let store = ImageStore::open(&serde_json::from_value::<StoreSection>(store).unwrap()).unwrap();
+        let id = "00000000-0000-0000-0000-000000000001";
+        let image = serde_json::json!({
+            "id": id, "name": "x", "project": "p", "status": "saving", "url": format!("s3://bucket/ours/{id}"),
+            "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
+        });
+        let image: Image = serde_json::from_value(image).unwrap();
+        let begun = begun(&store, &image, async |part| {
+            assert_eq!(part.as_deref(), Some("parts"));
+            Err(CloudError::Busy("somebody else took it away".to_owned()))
+        });
+        let served = async {
+            let mut asked = Vec::new();
+            let uploads = "<InitiateMultipartUploadResult><Bucket>bucket</Bucket><Key>x</Key><UploadId>parts</UploadId></InitiateMultipartUploadResult>";
+            loop {
+                let (mut socket, _) = listener.accept().await.unwrap();
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(socket.read_u8().await.unwrap());
+                }
+                let head = String::from_utf8(head).unwrap();
+                let is_last = head.starts_with("DELETE");
+                asked.push(head.lines().next().unwrap_or_default().to_owned());
+                let (status, text) = if is_last { ("204 No Content", "") } else { ("200 OK", uploads) };
+                let length = text.len();
+                let answer = format!(
+                    "HTTP/1.1 {status}\r\ncontent-length: {length}\r\nconnection: close\r\n\r\n{text}"
+                );
+                socket.write_all(answer.as_bytes()).await.unwrap();
+                if is_last {
+                    return asked;
+                }
+            }
+        };
+        let served = tokio::time::timeout(Duration::from_secs(20), served);
+        let (begun, asked) = tokio::join!(begun, served);
+        assert!(begun.err().unwrap().message.contains("somebody else"), "what went wrong first is told");
+        let asked = asked.expect("it is still there");
+        assert!(asked.len() == 2 && asked[1].contains("uploadId=parts"), "{asked:?}");
+    }
 }

@@ -129,7 +129,7 @@ pub enum StoreFailure {
 
 impl StoreFailure {
     /// Whether S3 has no such object, in a bucket that it has.
-    fn is_not_found(&self) -> bool {
+    pub(super) fn is_not_found(&self) -> bool {
         matches!(self, Self::Object { answer, .. } if matches!(**answer, object_store::Error::NotFound { .. }))
             && !self.is_of_no_bucket()
     }

@@ -142,6 +142,24 @@ impl Sending {
             }
         }
     }
+
+    /// It is not to be, and no record knows by what the store knows it: [`super::ImageStore::remove`] would not find that.
+    ///
+    /// # Errors
+    /// The store keeps it.
+    pub async fn abandon(self) -> Result<(), StoreFailure> {
+        match self.way {
+            // That is found by its name.
+            Way::File { .. } => Ok(()),
+            Way::S3 { s3, url, key, upload, .. } => {
+                match answered(&url, "delete an object", SILENCE, s3.abort_multipart(&key, &upload)).await {
+                    // The record was told after all, and somebody went by it.
+                    Err(error) if error.is_not_found() => Ok(()),
+                    outcome => outcome,
+                }
+            }
+        }
+    }
 }
 
 /// Makes the directory, where there is none.
