@@ -18,7 +18,7 @@ use crate::{
     Cloud, CloudError, CloudResult, Kind,
     destroy::{Chosen, refuse_elsewhere},
     heal::RECORD_LOST,
-    history::{Asked, Mark, last_of, note},
+    history::{Asked, Unheard, last_of, note},
     image,
     intent::free,
     lookup::{Known, MENDS, Read, find_placed},
@@ -100,23 +100,26 @@ async fn wish(
     verb: &Verb,
     chosen: Chosen<'_>,
 ) -> CloudResult<Acted> {
-    let mut unheard: Option<(Mark, Option<Awaited>)> = None;
+    let mut unheard = Unheard::default();
+    let wished = wish_heard(cloud, kind, instance, verb, chosen, &mut unheard).await;
+    wished.map_err(|error| unheard.doubt(error))
+}
+
+/// The same; with what of it was not heard of.
+async fn wish_heard(
+    cloud: &Cloud,
+    kind: Workload,
+    instance: InstanceId,
+    verb: &Verb,
+    chosen: Chosen<'_>,
+    unheard: &mut Unheard<Option<Awaited>>,
+) -> CloudResult<Acted> {
     let mut unlock_unheard = false;
     for _ in 0..TRIES {
         let known = find_placed(cloud, instance).await?;
-        // An earlier try, whose answer was lost, may have been done after all. What others did since is not overwritten by it then.
-        if let Some((mark, awaited)) = unheard.take() {
-            match mark.is_written(cloud).await? {
-                Some(true) => return Ok(acted(&known, awaited, None)),
-                Some(false) => {}
-                // A new disk costs what the guest wrote, so that nobody makes two of one wish.
-                None if matches!(awaited, Some(Awaited::Rebuild(_))) => {
-                    return Err(CloudError::Unavailable(format!(
-                        "etcd did not answer whether a new disk of {instance} was asked for, and what was done to it cannot be read; look at it (`eschedule show`) before you ask again"
-                    )));
-                }
-                None => {}
-            }
+        // An earlier try was done after all. What others did since is not overwritten by it then.
+        if let Some(awaited) = unheard.written(cloud).await? {
+            return Ok(acted(&known, *awaited, None));
         }
         if *verb == Verb::Unlock
             && matches!(known.request, Read::Absent)
@@ -246,7 +249,7 @@ async fn wish(
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(acted(&known, awaited, None)),
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => unheard = Some((mark, awaited)),
+            Err(StoreError::Unknown(_)) => unheard.note(mark, awaited),
             Err(error) => return Err(error.into()),
         }
     }

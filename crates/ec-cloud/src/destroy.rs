@@ -10,7 +10,7 @@ use ec_store::{Compare, Revision, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
-    history::{Asked, note_end},
+    history::{Asked, Unheard, note_end},
     image::image_of_copy,
     intent::{sweep, young_for},
     lookup::{Claimed, Found, Known, MENDS, Read, claimed, find},
@@ -135,11 +135,26 @@ pub(crate) async fn destroy_as(
     instance: InstanceId,
     chosen: Chosen<'_>,
 ) -> CloudResult<Doomed> {
-    let mut unheard = None;
+    let mut unheard = Unheard::default();
+    let doomed = destroy_heard(cloud, kind, instance, chosen, &mut unheard).await;
+    doomed.map_err(|error| unheard.doubt(error))
+}
+
+/// The same; with what of it was not heard of.
+async fn destroy_heard(
+    cloud: &Cloud,
+    kind: Workload,
+    instance: InstanceId,
+    chosen: Chosen<'_>,
+    unheard: &mut Unheard<Doomed>,
+) -> CloudResult<Doomed> {
     for _ in 0..TRIES {
-        let found = match (find(cloud, instance).await, unheard) {
+        if let Some(doomed) = unheard.written(cloud).await? {
+            return Ok(*doomed);
+        }
+        let found = match (find(cloud, instance).await, unheard.last()) {
             // The wish whose answer was lost arrived, and its node was quick.
-            (Err(CloudError::NotFound(_)), Some(doomed)) => return Ok(doomed),
+            (Err(CloudError::NotFound(_)), Some(doomed)) => return Ok(*doomed),
             (Err(CloudError::NotFound(_)), None) if claimed(cloud, instance).await? == Claimed::OfStorage => {
                 cloud.placement.release(instance).await?;
                 return Ok(Doomed::Released);
@@ -190,12 +205,13 @@ pub(crate) async fn destroy_as(
         };
         let Some((txn, generation)) = wish(cloud, &known, giver)? else { return Ok(doomed) };
         let asked = Asked::new(instance, known.node, ActionVerb::Delete, cloud.host.now(), generation);
+        let mark = asked.mark();
         let txn = note_end(cloud, asked, txn).await?;
         // Where the outcome is unknown the next look tells it.
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(doomed),
             Ok(_) => {}
-            Err(ec_store::StoreError::Unknown(_)) => unheard = Some(doomed),
+            Err(ec_store::StoreError::Unknown(_)) => unheard.note(mark, doomed),
             Err(error) => return Err(error.into()),
         }
     }

@@ -60,7 +60,7 @@ impl Asked {
     }
 }
 
-/// By what a command finds again what it asked for, when nobody answered.
+/// By what a command finds again what it asked for.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Mark {
     instance: InstanceId,
@@ -69,18 +69,56 @@ pub(crate) struct Mark {
     generation: u64,
 }
 
-impl Mark {
-    /// Whether it was written, whatever others wrote since: its line was written with it. None where nobody can read that.
-    pub(crate) async fn is_written(self, cloud: &Cloud) -> CloudResult<Option<bool>> {
-        let Some(pair) = cloud.store.get(&cloud.keys.actions(self.instance)).await?.0 else {
-            return Ok(Some(false));
-        };
-        let Ok(actions) = decode::<Actions>(&pair.value) else { return Ok(None) };
-        let is_it = |action: &Action| {
+/// What a command asked for, and what that comes to, where etcd did not answer: it may have been written, or be so yet.
+#[derive(Debug)]
+pub(crate) struct Unheard<T>(Vec<(Mark, T)>);
+
+impl<T> Default for Unheard<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Unheard<T> {
+    pub(crate) fn note(&mut self, mark: Mark, comes_to: T) {
+        self.0.push((mark, comes_to));
+    }
+
+    /// What the last of it comes to.
+    pub(crate) fn last(&self) -> Option<&T> {
+        self.0.last().map(|(_, comes_to)| comes_to)
+    }
+
+    /// What comes of the one that was written after all, whatever others wrote since: its line was written with it.
+    ///
+    /// # Errors
+    /// Nobody can read that.
+    pub(crate) async fn written(&self, cloud: &Cloud) -> CloudResult<Option<&T>> {
+        let Some((Mark { instance, .. }, _)) = self.0.first() else { return Ok(None) };
+        let Some(pair) = cloud.store.get(&cloud.keys.actions(*instance)).await?.0 else { return Ok(None) };
+        let actions = decode::<Actions>(&pair.value).map_err(|error| {
+            CloudError::Unavailable(format!(
+                "etcd did not answer whether it was asked for, and what was done to {instance} cannot be read ({error}); look at it before \
+                 you ask again"
+            ))
+        })?;
+        let is_of = |mark: &Mark, action: &Action| {
             (action.verb, action.at, action.generation, action.request_id)
-                == (self.verb, self.at, self.generation, cloud.request_id)
+                == (mark.verb, mark.at, mark.generation, cloud.request_id)
         };
-        Ok(Some(actions.actions.iter().any(is_it)))
+        let mut all = self.0.iter();
+        let written = all.find(|(mark, _)| actions.actions.iter().any(|action| is_of(mark, action)));
+        Ok(written.map(|(_, comes_to)| comes_to))
+    }
+
+    /// What is told where it is refused by now: what was asked before may have been written, or be so yet.
+    pub(crate) fn doubt(&self, error: CloudError) -> CloudError {
+        match error {
+            CloudError::Refused(why) if !self.0.is_empty() => CloudError::Unavailable(format!(
+                "etcd did not answer whether it was asked for, and by now it is refused: {why}; look at it before you ask again"
+            )),
+            error => error,
+        }
     }
 }
 

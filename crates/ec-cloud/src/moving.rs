@@ -14,7 +14,7 @@ use ec_store::{Compare, KeyValue, StoreError, Txn};
 use crate::{
     Cloud, CloudError, CloudResult, Scheduled,
     act::{docs, let_in},
-    history::{Asked, Mark, note},
+    history::{Asked, Unheard, note},
     lookup::{Known, find_placed},
     schedule::not_understood,
     source::kind_of,
@@ -146,15 +146,24 @@ pub(crate) fn next_epoch(cloud: &Cloud, before: u64) -> u64 {
 /// # Errors
 /// It cannot be as it stands: [`CloudError::Refused`], with nothing changed.
 pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> CloudResult<Scheduled> {
+    let mut unheard = Unheard::default();
+    let moved = move_heard(cloud, volume, node, &mut unheard).await;
+    moved.map_err(|error| unheard.doubt(error))
+}
+
+/// The same; with what of it was not heard of.
+async fn move_heard(
+    cloud: &Cloud,
+    volume: InstanceId,
+    node: NodeId,
+    unheard: &mut Unheard<Scheduled>,
+) -> CloudResult<Scheduled> {
     let refused =
         |why: String| CloudError::Refused(format!("cannot move volume {volume} to node {node}: {why}"));
-    let mut unheard: Option<Mark> = None;
     for _ in 0..TRIES {
         // Somebody may have had it go on from there since.
-        if let Some(mark) = unheard.take()
-            && mark.is_written(cloud).await? == Some(true)
-        {
-            return Ok(Scheduled { instance: volume, node });
+        if let Some(moved) = unheard.written(cloud).await? {
+            return Ok(*moved);
         }
         let disk = known_volume(cloud, volume).await?;
         if disk.node == node {
@@ -223,6 +232,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
             .when(Compare::Absent(to_key.clone()))
             .when(Compare::Absent(told_key))
             .when(Compare::Absent(held_key))
+            .when(Compare::Unchanged(old_sign.key, old_sign.mod_revision))
             .when(Compare::Unchanged(sign.key, sign.mod_revision))
             .put(record_key, record.encode())
             .put(from_key, order.encode())
@@ -236,7 +246,7 @@ pub async fn move_volume(cloud: &Cloud, volume: InstanceId, node: NodeId) -> Clo
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(Scheduled { instance: volume, node }),
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => unheard = Some(mark),
+            Err(StoreError::Unknown(_)) => unheard.note(mark, Scheduled { instance: volume, node }),
             Err(error) => return Err(error.into()),
         }
     }

@@ -118,7 +118,8 @@ pub async fn restore_snapshot(
         // Its user unlocked it, or another restore of it that came to its end.
         Err(error) if held.is_begun && held.is_let_go(cloud).await => Err(error.and(format!(
             "{instance} is not locked for that any more, so that another restore of it may have come to its end: look at it before you run \
-             `eschedule snapshot restore {}` again, which takes away what was written since",
+             `eschedule snapshot restore {}` again, which takes away what was written since; `eschedule unlock {snapshot}` lets the snapshot \
+             be deleted",
             held.snapshot
         ))),
         Err(error) if held.is_begun => {

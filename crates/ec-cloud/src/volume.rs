@@ -34,7 +34,7 @@ use crate::{
     act::{act_as, docs, let_in, understood},
     destroy::{Chosen, Doomed, destroy_as},
     heal::known_to_have,
-    history::{Asked, Mark, note},
+    history::{Asked, Unheard, note},
     image::{self, image_of_copy},
     lookup::{Found, Known, Read, View, find, find_placed, list_of, resolve_as},
     moving::{Giver, giver},
@@ -371,16 +371,26 @@ pub async fn attach(
     instance: InstanceId,
     device: Option<&str>,
 ) -> CloudResult<Attached> {
+    let mut unheard = Unheard::default();
+    let attached = attach_heard(cloud, volume, instance, device, &mut unheard).await;
+    attached.map_err(|error| unheard.doubt(error))
+}
+
+/// The same; with what of it was not heard of.
+async fn attach_heard(
+    cloud: &Cloud,
+    volume: InstanceId,
+    instance: InstanceId,
+    device: Option<&str>,
+    unheard: &mut Unheard<Attached>,
+) -> CloudResult<Attached> {
     let refused = |why: String| {
         CloudError::Refused(format!("cannot attach volume {volume} to instance {instance}: {why}"))
     };
-    let mut unheard: Option<(Mark, Attached)> = None;
     for _ in 0..TRIES {
         // Somebody may have taken it back since.
-        if let Some((mark, attached)) = unheard.take()
-            && mark.is_written(cloud).await? == Some(true)
-        {
-            return Ok(attached);
+        if let Some(attached) = unheard.written(cloud).await? {
+            return Ok(attached.clone());
         }
         let disk = known_volume(cloud, volume).await?;
         let machine = find_placed(cloud, instance).await?;
@@ -434,7 +444,7 @@ pub async fn attach(
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(attached),
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => unheard = Some((mark, attached)),
+            Err(StoreError::Unknown(_)) => unheard.note(mark, attached),
             Err(error) => return Err(error.into()),
         }
     }
@@ -626,13 +636,22 @@ pub async fn detach(
     volume: InstanceId,
     from: Option<InstanceId>,
 ) -> CloudResult<Option<Attached>> {
-    let (mut from, mut unheard) = (from, None::<(Mark, Attached)>);
+    let mut unheard = Unheard::default();
+    let detached = detach_heard(cloud, volume, from, &mut unheard).await;
+    detached.map_err(|error| unheard.doubt(error))
+}
+
+/// The same; with what of it was not heard of.
+async fn detach_heard(
+    cloud: &Cloud,
+    volume: InstanceId,
+    mut from: Option<InstanceId>,
+    unheard: &mut Unheard<Attached>,
+) -> CloudResult<Option<Attached>> {
     for _ in 0..TRIES {
         // Somebody may have given it to another since.
-        if let Some((mark, detached)) = unheard.take()
-            && mark.is_written(cloud).await? == Some(true)
-        {
-            return Ok(Some(detached));
+        if let Some(detached) = unheard.written(cloud).await? {
+            return Ok(Some(detached.clone()));
         }
         let disk = known_volume(cloud, volume).await?;
         let Some(of_disk) = &disk.record else { return docs(&disk).map(|_| None) };
@@ -683,7 +702,7 @@ pub async fn detach(
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(Some(detached)),
             Ok(_) => {}
-            Err(StoreError::Unknown(_)) => unheard = Some((mark, detached)),
+            Err(StoreError::Unknown(_)) => unheard.note(mark, detached),
             Err(error) => return Err(error.into()),
         }
     }
