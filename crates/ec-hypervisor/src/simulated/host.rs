@@ -201,6 +201,14 @@ impl Host {
         if self.machines.get(&volume).is_some_and(is_up) {
             return Err("a domain is up with it".into());
         }
+        // What a copy is made of is not looked at where it is there, by its name, from when it is whole.
+        if matches!(source, VolumeSource::Copy(_))
+            && let Some(has) = self.machine(node, volume)?.volume.as_mut()
+        {
+            let is_smaller = capacity.is_some_and(|capacity| has.capacity < capacity);
+            has.capacity = has.capacity.max(capacity.unwrap_or_default());
+            return Ok(is_smaller);
+        }
         let disk = self.disk(node, source, capacity)?;
         let machine = self.machine(node, volume)?;
         // What is there stays: whose disk it is may have grown it since, or another node handed it over.
