@@ -150,6 +150,14 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-moved-while-its-node-tells-of-it",
+        "on shared storage an older etcd has a volume where it was before, and it is to go where it is, which that node tells before it is written: it is \
+         healed, and does not go there a second time",
+        |stage| Box::pin(told_meanwhile(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-moved-to-where-it-was-deleted",
         "on shared storage etcd is put back to when a volume was being made that has been deleted on another node since; made again it goes to that node, and is there",
         |stage| Box::pin(to_its_grave(stage)),
@@ -754,6 +762,19 @@ async fn deleted_on_the_other(stage: &Stage) -> InstanceId {
     stage.demand(user.heals().await == Ok(1), "it is brought back").await;
     stage.until(volume, "there", there).await;
     volume
+}
+
+async fn told_meanwhile(stage: Stage) {
+    let volume = made(&stage, Order::SMALL).await;
+    let (user, other) = (stage.user(1), stage.node(other_than_of(&stage, volume)).node);
+    let before = stage.back_up();
+    stage.demand(user.moves(volume, other).await.is_ok(), "it goes to the other").await;
+    stage.restore(&before);
+    stage.snag("u1", "put requests/", Fate::IsLate(Duration::from_secs(5)));
+    stage.demand(user.moves(volume, other).await.is_err(), "it does not go where it is").await;
+    stage.pass(60).await;
+    stage.demand(user.heals().await == Ok(1), "it is brought back").await;
+    stage.until(volume, "there", there).await;
 }
 
 async fn to_its_grave(stage: Stage) {
