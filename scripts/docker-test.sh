@@ -104,6 +104,7 @@ done
 
 say "building"
 install -D -m 644 -t "$work/agent" docker/agent/Dockerfile
+install -D -m 755 -t "$work/agent" docker/agent/run
 install -D -s -t "$work/agent/bin" "$directory/ecompute" "$directory/eschedule" "$directory/mdserver"
 install -D -m 644 -t "$work/eplacement" docker/eplacement/Dockerfile
 install -D -s -t "$work/eplacement/bin" "$directory/eplacement" "$directory/econtroller"
@@ -267,6 +268,17 @@ compose --profile agent stop agent >/dev/null 2>&1
 [ "$(docker inspect -f '{{.State.ExitCode}}' "$(compose --profile agent ps -q agent)")" = 0 ] ||
   die "the agent did not end well: $(compose --profile agent logs --tail=20 agent)"
 if ip -o addr show dev "$bridge" | grep -q '169\.254\.169\.254'; then die "the metadata address is left"; fi
+
+say "an agent that is not to be started again"
+echo "no_such_key: 1" >>"$work/config/compute.yaml"
+compose --profile agent start agent >/dev/null 2>&1
+agent=$(compose --profile agent ps -q agent)
+is_down() { docker exec "$agent" test -e /run/ecompute-is-down; }
+within 30 "the end of an agent whose configuration is wrong" is_down
+sleep 5
+[ "$(docker inspect -f '{{.RestartCount}}' "$agent")" = 0 ] || die "it was started again"
+compose --profile agent stop -t 5 agent >/dev/null 2>&1
+[ "$(docker inspect -f '{{.State.ExitCode}}' "$agent")" = 2 ] || die "its container did not end by itself"
 compose --profile agent --profile openstack down -v >/dev/null 2>&1
 [ -z "$(docker ps -aq --filter "label=com.docker.compose.project=$project")" ] || die "containers are left"
 [ -z "$(docker volume ls -q --filter "label=com.docker.compose.project=$project")" ] || die "volumes are left"
