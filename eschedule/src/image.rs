@@ -281,11 +281,6 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             "--size is how large the copy of a disk is to be: of instance:NAME or volume:NAME",
         ));
     }
-    if let Some(why) = ec_cloud::clocks_differ(clock_ahead(session).await) {
-        tell(&format!(
-            "eschedule: warning: {why}: while the image is being sent, others may take it away as if nobody were at it"
-        ));
-    }
     let remove = async |image: &Image| remove(session, image).await;
     match source {
         Source::At(at) if adding.copy => {
@@ -299,7 +294,8 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
         Source::At(at) => {
             let is_whole = async |image: &Image| is_whole(session, image).await;
             let is_any = at.sha256.is_none() && at.sha512.is_none();
-            let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), is_whole, remove).await?;
+            let ahead = async || clock_ahead(session).await;
+            let added = ec_cloud::add_image(cloud, &new, Bytes::At(at), ahead, is_whole, remove).await?;
             if is_any {
                 tell(
                     "eschedule: nobody has looked at what is there, and nodes will take whatever it is by then: `--sha256` demands its digest, `--copy` keeps what is there now",
@@ -504,8 +500,14 @@ mod tests {
         let new = NewImage { name: name.to_owned(), ..NewImage::default() };
         let store = session.settings.image_store.url().to_owned();
         let nothing = async |_: &Image| Ok(());
-        let added =
-            ec_cloud::add_image(&session.cloud, &new, Bytes::Sent { store }, async |_| Ok(true), nothing);
+        let added = ec_cloud::add_image(
+            &session.cloud,
+            &new,
+            Bytes::Sent { store },
+            async || None,
+            async |_| Ok(true),
+            nothing,
+        );
         let facts = Facts {
             size: 1,
             sha256: "a".repeat(64),
@@ -586,7 +588,8 @@ mod tests {
         let new = NewImage { name: "a".to_owned(), ..NewImage::default() };
         let store = "file:///store".to_owned();
         let (whole, nothing) = (async |_: &Image| Ok(false), async |_: &Image| Ok(()));
-        let added = ec_cloud::add_image(&session.cloud, &new, Bytes::Sent { store }, whole, nothing);
+        let added =
+            ec_cloud::add_image(&session.cloud, &new, Bytes::Sent { store }, async || None, whole, nothing);
         // Nothing of it lies anywhere.
         let image = Image {
             stored: false,
@@ -601,6 +604,30 @@ mod tests {
             assert_eq!(differ.is_some(), stays, "{differ:?}");
             tidy(&session).await;
             assert_eq!(session.cloud.store.get(&key).await.unwrap().0.is_some(), stays);
+        }
+    }
+
+    #[tokio::test]
+    async fn placement_is_not_asked_its_clock_where_nothing_is_sent() {
+        let mut session = Session::in_memory().await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        session.settings.placement.endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let adding = Adding {
+            name: "a".to_owned(),
+            source: Some("http://127.0.0.1:1/a".to_owned()),
+            sha256: None,
+            sha512: None,
+            size: None,
+            copy: false,
+            public: false,
+            protected: false,
+            min_disk: 0,
+            min_ram: 0,
+            property: Vec::new(),
+        };
+        tokio::select! {
+            added = add(&session, adding) => assert_eq!(added.unwrap().name, "a"),
+            _ = listener.accept() => panic!("it was asked"),
         }
     }
 }

@@ -536,6 +536,7 @@ mod tests {
             &session.cloud,
             &new,
             Bytes::At(at),
+            async || None,
             async |_: &Image| Ok(true),
             async |_: &Image| Ok(()),
         );

@@ -180,11 +180,13 @@ pub(crate) async fn fits(cloud: &Cloud, image: &ImageRef, size: &Resources) -> C
 /// taken away, as by [`tend_images`].
 ///
 /// # Errors
-/// [`CloudError::Refused`] where the project has one of that name.
+/// [`CloudError::Refused`] where the project has one of that name; [`CloudError::Unavailable`] where it seems to be left over, and this
+/// host's clock is not to be trusted.
 pub async fn add_image(
     cloud: &Cloud,
     new: &NewImage,
     bytes: Bytes,
+    ahead: impl AsyncFn() -> Option<i64>,
     is_whole: impl AsyncFn(&Image) -> CloudResult<bool>,
     remove: impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<Upload> {
@@ -228,7 +230,7 @@ pub async fn add_image(
                 let stored = Stored { doc: Doc::new(record), revision: outcome.revision };
                 return Ok(Upload { stored, is_last: false });
             }
-            Ok(_) => free(cloud, &new.name, &is_whole, &remove).await?,
+            Ok(_) => free(cloud, &new.name, &ahead, &is_whole, &remove).await?,
             Err(error @ StoreError::Unknown(_)) => match read(cloud, id).await? {
                 Some(stored) if stored.doc.record.status != ImageStatus::PendingDelete => {
                     return Ok(Upload { stored, is_last: false });

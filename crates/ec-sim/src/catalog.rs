@@ -167,12 +167,12 @@ async fn add(world: &Arc<World>, cloud: &Cloud, new: &NewImage, parts: Option<u6
     let is_whole = async |image: &Image| Ok(world.objects().contains(&image.id));
     let Some(parts) = parts else {
         let at = Bytes::At(ImageRef::at("https://images.example/debian.qcow2"));
-        let added = add_image(cloud, new, at, is_whole, remove).await?.image().clone();
+        let added = add_image(cloud, new, at, async || None, is_whole, remove).await?.image().clone();
         world.judge(|referee, world| referee.image_acknowledged(world, added.id));
         return Ok(added);
     };
     let sent = Bytes::Sent { store: "file:///store".to_owned() };
-    let mut upload = add_image(cloud, new, sent, is_whole, remove).await?;
+    let mut upload = add_image(cloud, new, sent, async || None, is_whole, remove).await?;
     let id = upload.image().id;
     let sent = async {
         for part in 0..parts {

@@ -221,8 +221,14 @@ instances:
         // Its bytes are on their way.
         let new = NewImage { name: "debian".to_owned(), ..NewImage::default() };
         let sent = Bytes::Sent { store: "file:///x".to_owned() };
-        let added =
-            add_image(&session.cloud, &new, sent, async |_: &Image| Ok(true), async |_: &Image| Ok(()));
+        let added = add_image(
+            &session.cloud,
+            &new,
+            sent,
+            async || None,
+            async |_: &Image| Ok(true),
+            async |_: &Image| Ok(()),
+        );
         added.await.map(drop).unwrap();
         let (name, of, says) = stack.named().next().unwrap();
         let place = Place::of(&["instances", of]);

@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use super::{disk, is_whole, remove, store};
+use super::{clock_ahead, disk, is_whole, remove, store};
 use crate::{config::Session, shown::Shown};
 
 const CHUNK: usize = 1 << 20;
@@ -130,9 +130,15 @@ pub(super) async fn send(
         let new = NewVolume { size_gb: *size_gb, image: Some(of.clone()), ..NewVolume::default() };
         ec_cloud::room_of(cloud, &new).await.map_err(|error| session.failed(error))?;
     }
+    let now = clock_ahead(session).await;
+    if let Some(why) = ec_cloud::clocks_differ(now) {
+        tell(&format!(
+            "eschedule: warning: {why}: while the image is being sent, others may take it away as if nobody were at it"
+        ));
+    }
     let place = Bytes::Sent { store: store.url().to_owned() };
     let is_whole = async |image: &Image| is_whole(session, image).await;
-    let mut upload = ec_cloud::add_image(cloud, new, place, is_whole, remove).await?;
+    let mut upload = ec_cloud::add_image(cloud, new, place, async || now, is_whole, remove).await?;
     let shown = Shown::new("sending");
     // First of all: a store that takes nothing is told before a disk is copied for it.
     let image = upload.image().clone();

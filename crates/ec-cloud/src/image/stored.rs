@@ -3,7 +3,7 @@
 use ec_model::{Doc, Image, ImageId, ImageStatus};
 use ec_store::{Compare, Revision, StoreError, Txn};
 
-use crate::{Cloud, CloudError, CloudResult, catalog::missing, lookup::is_beginning};
+use crate::{Cloud, CloudError, CloudResult, catalog::missing, lookup::is_beginning, trust_clock};
 
 /// A record as it was read.
 pub(super) struct Stored {
@@ -27,10 +27,11 @@ pub(super) fn taken(name: &str) -> CloudError {
     ))
 }
 
-/// Sees to it that the name is free, where who bears it is only left over.
+/// Sees to it that the name is free, where who bears it is only left over. `ahead`: see [`tend_images`](super::tend_images).
 pub(super) async fn free(
     cloud: &Cloud,
     name: &str,
+    ahead: &impl AsyncFn() -> Option<i64>,
     is_whole: &impl AsyncFn(&Image) -> CloudResult<bool>,
     remove: &impl AsyncFn(&Image) -> CloudResult<()>,
 ) -> CloudResult<()> {
@@ -45,6 +46,7 @@ pub(super) async fn free(
                 _ => taken(name),
             });
         }
+        trust_clock(ahead().await)?;
         drop_left_over(cloud, stored, is_whole, remove).await?;
     }
     Ok(())

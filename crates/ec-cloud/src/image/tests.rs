@@ -46,6 +46,8 @@ struct World {
     lose: bool,
     /// For so many writes etcd does not answer.
     away: Arc<AtomicUsize>,
+    /// By so many seconds placement's clock is ahead.
+    ahead: Option<i64>,
 }
 
 async fn killed<T>() -> T {
@@ -62,6 +64,7 @@ impl World {
             done: false,
             lose: false,
             away: Arc::default(),
+            ahead: None,
         }
     }
 
@@ -115,7 +118,15 @@ impl World {
 
     async fn add(&self, cloud: &Cloud, new: &NewImage, bytes: Bytes) -> CloudResult<Upload> {
         let is_whole = async |image: &Image| Ok(self.is_whole(image));
-        add_image(cloud, new, bytes, is_whole, async |image: &Image| self.remove(image).await).await
+        add_image(
+            cloud,
+            new,
+            bytes,
+            async || self.ahead,
+            is_whole,
+            async |image: &Image| self.remove(image).await,
+        )
+        .await
     }
 
     async fn delete(&self, cloud: &Cloud, name: &str) -> CloudResult<Image> {
@@ -424,12 +435,17 @@ async fn whoever_is_killed_at_any_step_leaves_nothing_that_is_not_found_and_take
 
 #[tokio::test]
 async fn a_left_over_gives_its_name_to_whoever_wants_it_and_one_under_way_does_not() {
-    let world = World::new();
+    let mut world = World::new();
     let cloud = world.cloud("p");
     world.add(&cloud, &new("web", Visibility::Private), sent()).await.unwrap();
     let error = whole(&world, &cloud).await.unwrap_err().to_string();
     assert!(error.contains("bytes are on their way"), "{error}");
     world.clock.0.fetch_add(600, Ordering::Relaxed);
+    // By a clock that is wrong somebody may be at it yet.
+    world.ahead = Some(-600);
+    let error = whole(&world, &cloud).await.unwrap_err().to_string();
+    assert!(error.contains("clock is 600 s ahead of that of placement's host"), "{error}");
+    world.ahead = None;
     let image = whole(&world, &cloud).await.unwrap();
     assert_eq!(*world.objects.lock().unwrap(), [image.id].into());
 }

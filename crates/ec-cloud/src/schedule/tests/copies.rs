@@ -31,7 +31,14 @@ impl World {
         let new = NewImage { name: format!("of{minutes}"), ..NewImage::default() };
         let sent = Bytes::Sent { store: "file:///store/".to_owned() };
         let cloud = self.cloud();
-        let upload = add_image(&cloud, &new, sent, async |_: &Image| Ok(false), async |_: &Image| Ok(()));
+        let upload = add_image(
+            &cloud,
+            &new,
+            sent,
+            async || None,
+            async |_: &Image| Ok(false),
+            async |_: &Image| Ok(()),
+        );
         let upload = upload.await.unwrap();
         let image = Image {
             status,
