@@ -46,7 +46,11 @@ pub(crate) async fn keep_registered(parts: &Parts, stop: CancellationToken) -> R
         register(parts, measured).await
     };
     while let Some(registered) = stop.run_until_cancelled(as_the_node()).await {
-        let Err(error) = registered else { break };
+        let error = match registered {
+            Ok(true) => break,
+            Ok(false) => continue,
+            Err(error) => error,
+        };
         // A replica hears of a new token when it hears of it.
         let is_new =
             matches!(error, PlacementError::Denied { status: 401, .. }) && begun.elapsed() < HEARD_OF;
@@ -121,7 +125,10 @@ async fn keep_true(parts: &Parts, (mut uncounted, mut troubles): Signals, stop: 
         let refreshed = refreshed.await;
         let refreshed = match refreshed {
             Err(PlacementError::NotFound(_)) => match measure(parts).await {
-                Ok(measured) => register(parts, measured).await,
+                Ok(measured) => match register(parts, measured).await {
+                    Ok(false) => continue,
+                    registered => registered.map(drop),
+                },
                 Err(error) => Err(error),
             },
             other => other,
@@ -172,20 +179,26 @@ async fn remember(parts: &Parts) {
     }
 }
 
-/// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this.
-async fn register(parts: &Parts, (measured, is_there): (Measured, bool)) -> Result<(), PlacementError> {
+/// Sets provider, inventory and traits anew. What was locked by the last end is unlocked by this. Answers whether it was done: not
+/// while this agent is not the node, which may have ended while it measured, or waited for its turn to tell.
+async fn register(parts: &Parts, (measured, is_there): (Measured, bool)) -> Result<bool, PlacementError> {
+    if parts.presence.fence().is_none() {
+        return Ok(false);
+    }
     introduce(parts).await?;
     reserve_uncounted(parts).await?;
     let mut offers = offered(parts, &measured);
     if !is_there {
         offers.remove(DISK);
     }
-    tell(parts, &offers).await?;
+    if !tell(parts, &offers).await? {
+        return Ok(false);
+    }
     let traits = set_traits(parts).await?;
     let (node, name) = (parts.node, &parts.settings.name);
     tracing::info!(%node, name, measured = %serde_json::json!(measured), traits, "registered with placement");
     parts.registered.send_replace(());
-    Ok(())
+    Ok(true)
 }
 
 /// Has placement know the node's provider, and whose storage it shares. What is known already is not written.
@@ -300,20 +313,21 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
 
 /// The same; `anew` where placement may have been put back to another time.
 async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementError> {
-    // First, since it may take long; another may be the node by then.
+    // First, since it may take long, as the wait for its turn may; another may be the node by then.
     let measured = measure(parts).await?;
+    let _telling = parts.telling.lock().await;
     if parts.presence.fence().is_none() {
         return Ok(());
     }
     tell_changes(parts, measured, anew).await
 }
 
+/// By who tells alone.
 async fn tell_changes(
     parts: &Parts,
     (measured, is_there): (Measured, bool),
     anew: bool,
 ) -> Result<(), PlacementError> {
-    let _telling = parts.telling.lock().await;
     let mut current = parts.placement.inventory(parts.node).await?;
     let is_shared = parts.settings.shared.is_some();
     if let Some(shared) = &parts.settings.shared {
@@ -447,9 +461,13 @@ fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
 }
 
 /// Sets these classes, and remembers what of them this agent has reserved. Of storage that is shared the disk is no node's own.
-async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<(), PlacementError> {
+/// Answers whether it was done, as [`register`].
+async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<bool, PlacementError> {
     let _telling = parts.telling.lock().await;
-    tell_over(parts, inventory, |_| inventory.clone()).await
+    if parts.presence.fence().is_none() {
+        return Ok(false);
+    }
+    tell_over(parts, inventory, |_| inventory.clone()).await.map(|()| true)
 }
 
 /// The same of what is chosen of them over what stands there, by who tells alone.
@@ -501,15 +519,20 @@ fn note_reserved<'a>(parts: &Parts, inventory: impl IntoIterator<Item = (&'a str
 }
 
 /// Claims for a guest what is kept free for it. That it is no more kept free and that it is claimed is one write: nobody else is given the
-/// room in between.
+/// room in between. Answers nothing while this agent is not the node, and does nothing then.
 pub(crate) async fn claim_kept(
     parts: &Parts,
     instance: InstanceId,
     allocations: &BTreeMap<NodeId, Resources>,
     owner: (&str, &str),
-) -> Result<(), PlacementError> {
-    let (measured, _) = measure(parts).await?;
+) -> Option<Result<(), PlacementError>> {
+    let (measured, _) = match measure(parts).await {
+        Ok(measured) => measured,
+        Err(error) => return Some(Err(error)),
+    };
     let _telling = parts.telling.lock().await;
+    // Of its guests another agent may know better by now.
+    parts.presence.fence()?;
     let kept = |but: Option<InstanceId>| {
         let uncounted = uncounted(parts, but);
         let of_class = |(class, inventory): (String, Inventory)| (class, inventory.reserved);
@@ -550,7 +573,7 @@ pub(crate) async fn claim_kept(
             }
         }
     }
-    claimed
+    Some(claimed)
 }
 
 /// What guests take that are here and not counted, by class, but for one. Of storage that is shared each node would have its own opinion.
@@ -642,10 +665,29 @@ mod tests {
         store.faults().set_reachable(false);
         assert!(asks().await > 0, "it is the node, whatever etcd is");
         store.faults().set_reachable(true);
+        asks().await;
+        // It is the node when it begins, and not any more when its turn comes.
+        let telling = parts.telling.lock().await;
+        let (claims, tells, registers) = (Arc::clone(&parts), Arc::clone(&parts), Arc::clone(&parts));
+        let claimed = tokio::spawn(async move {
+            let (guest, room) = (InstanceId::new(uuid::Uuid::from_u128(1)), BTreeMap::new());
+            claim_kept(&claims, guest, &room, ("p", "u")).await
+        });
+        let told = tokio::spawn(async move { tell(&tells, &BTreeMap::new()).await });
+        let refreshed = tokio::spawn(async move { refresh(&registers).await });
+        tokio::time::sleep(Duration::from_secs(1)).await;
         first.cancel();
         keeper.await.unwrap().unwrap();
         assert!(parts.presence.fence().is_none());
         assert_eq!(asks().await, 0, "another may be the node");
+        let before = asked.0.load(Ordering::Relaxed);
+        drop(telling);
+        assert!(claimed.await.unwrap().is_none());
+        assert!(!told.await.unwrap().unwrap());
+        refreshed.await.unwrap().unwrap();
+        // Nor where it is found out while the host is measured.
+        assert!(!register(&parts, measure(&parts).await.unwrap()).await.unwrap());
+        assert_eq!(asked.0.load(Ordering::Relaxed), before);
         stop.cancel();
     }
 

@@ -7,7 +7,7 @@ use ec_placement_client::PlacementError;
 use ec_plan::engine::{Change, Held};
 use ec_runtime::planted;
 
-use super::{Stop, Worker, volume::DISK};
+use super::{Stop, Worker, keys::NOT_OURS, volume::DISK};
 use crate::{
     look::ask_placement,
     register::{claim_kept, refresh},
@@ -43,7 +43,9 @@ impl Worker {
             && self.parts.uncounted.borrow().contains_key(&instance)
         {
             // What stands in its way may be what is kept free for it.
-            claimed = claim_kept(&self.parts, instance, &allocations, (&project, &user)).await;
+            claimed = claim_kept(&self.parts, instance, &allocations, (&project, &user))
+                .await
+                .ok_or_else(|| Stop::Retry(NOT_OURS.to_owned()))?;
             let is_undone =
                 matches!(&claimed, Err(error) if !matches!(error, PlacementError::Unreachable { .. }));
             if is_undone && self.no_longer_uncounted() {

@@ -13,7 +13,8 @@ use super::{Stop, Worker};
 use crate::look::status_entry;
 
 /// Nothing is written under a node that may be another's by now, nor of a request that is another by now.
-const NOT_OURS: &str = "this node's key in etcd is not ours at this moment, or the request has just changed";
+pub(super) const NOT_OURS: &str =
+    "this node's key in etcd is not ours at this moment, or the request has just changed";
 
 /// What came of an instance, as it is to be written.
 struct Notes {
