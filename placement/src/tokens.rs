@@ -22,6 +22,8 @@ pub(crate) struct Stored(RwLock<Known>);
 struct Known {
     standing: Standing,
     tokens: HashMap<String, Token>,
+    /// Whether there ever was one.
+    has_had: bool,
 }
 
 /// What is to be thought of a token that is not known.
@@ -33,7 +35,7 @@ enum Standing {
     /// It may be one of those that were not read yet.
     Awaited,
     /// It may be one of those that etcd does not let this server read.
-    Refused { since: Instant, why: String },
+    Refused { since: Instant, why: String, are_forgotten: bool },
 }
 
 impl Standing {
@@ -43,6 +45,16 @@ impl Standing {
             Self::Awaited => Err("tokens are not read from etcd yet".to_owned()),
             Self::Refused { why, .. } => Err(format!("tokens that lie in etcd cannot be read: {why}")),
         }
+    }
+}
+
+impl Known {
+    /// The tokens are as etcd has them.
+    fn read_again(&mut self) {
+        if let Standing::Refused { .. } = std::mem::replace(&mut self.standing, Standing::Read) {
+            tracing::info!("tokens that lie in etcd are read again");
+        }
+        self.has_had |= !self.tokens.is_empty();
     }
 }
 
@@ -59,12 +71,17 @@ impl Stored {
         }
     }
 
-    /// Whether it can be told of every token whom it lets in.
+    /// Whether it can be told of every token whom it lets in. Where `others` come in without etcd, and no token was ever seen there, a
+    /// right to read them is not missed: clouds whose tokens are all listed in the configuration never gave it.
     ///
     /// # Errors
     /// Why not.
-    pub(crate) fn ready(&self) -> Result<(), String> {
-        self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner).standing.check()
+    pub(crate) fn ready(&self, others: bool) -> Result<(), String> {
+        let known = self.0.read().unwrap_or_else(std::sync::PoisonError::into_inner);
+        match &known.standing {
+            Standing::Refused { .. } if others && !known.has_had => Ok(()),
+            standing => standing.check(),
+        }
     }
 
     fn change<T>(&self, change: impl FnOnce(&mut Known) -> T) -> T {
@@ -96,13 +113,16 @@ impl Stored {
         match change {
             Change::Reset(listing) => {
                 let tokens = listing.pairs.iter().filter_map(|pair| read(prefix, pair)).collect();
-                let before =
-                    self.change(|known| std::mem::replace(known, Known { standing: Standing::Read, tokens }));
-                if matches!(before.standing, Standing::Refused { .. }) {
-                    tracing::info!("tokens that lie in etcd are read again");
-                }
+                self.change(|known| {
+                    known.tokens = tokens;
+                    known.read_again();
+                });
             }
             Change::Events(batch) => self.change(|known| {
+                // They follow upon what was known, unless that was forgotten: then a listing tells it.
+                if !matches!(known.standing, Standing::Refused { are_forgotten: true, .. }) {
+                    known.read_again();
+                }
                 for event in &batch.events {
                     let key = match event {
                         Event::Put(pair) => &pair.key,
@@ -114,6 +134,7 @@ impl Stored {
                         known.tokens.extend(read(prefix, pair));
                     }
                 }
+                known.has_had |= !known.tokens.is_empty();
             }),
             // The server's state is told to be lost with it.
             Change::Lost(error) if error.is_transient() => tracing::debug!(%error, "tokens are not followed"),
@@ -128,12 +149,16 @@ impl Stored {
              needs the right to read there, which `eschedule cluster init` and scripts/etcd-roles.sh give"
         );
         let why = error.to_string();
-        self.change(|known| known.standing = Standing::Refused { since: Instant::now(), why });
+        self.change(|known| {
+            let are_forgotten = matches!(known.standing, Standing::Refused { are_forgotten: true, .. });
+            known.standing = Standing::Refused { since: Instant::now(), why, are_forgotten };
+        });
     }
 
     fn forget_refused(&self) {
-        let forgotten = self.change(|known| match known.standing {
-            Standing::Refused { since, .. } if since.elapsed() >= REFUSED => {
+        let forgotten = self.change(|known| match &mut known.standing {
+            Standing::Refused { since, are_forgotten, .. } if since.elapsed() >= REFUSED => {
+                *are_forgotten = true;
                 std::mem::take(&mut known.tokens)
             }
             _ => HashMap::new(),
@@ -160,7 +185,7 @@ fn read(prefix: &str, pair: &KeyValue) -> Option<(String, Token)> {
 
 #[cfg(test)]
 mod tests {
-    use ec_store::{MemoryStore, Txn};
+    use ec_store::{MemoryStore, Txn, WatchBatch};
 
     use super::*;
 
@@ -201,26 +226,57 @@ mod tests {
         let stored = Arc::<Stored>::default();
         tokio::spawn(Arc::clone(&stored).keep(Arc::new(store.clone()), "/t/".into()));
         wait(1).await;
-        for told in [stored.find("a").err(), stored.find("b").err(), stored.ready().err()] {
+        stored.ready(true).expect("nobody is known to need them");
+        for told in [stored.find("a").err(), stored.find("b").err(), stored.ready(false).err()] {
             let told = told.unwrap();
             assert!(told.contains("cannot be read: etcd refused: permission denied"), "{told}");
         }
         refuse(0);
         wait(30).await;
         let lets_in = |name: &str| matches!(stored.find(name), Ok(Some(_)));
-        assert!(lets_in("a") && stored.ready().is_ok() && matches!(stored.find("b"), Ok(None)));
+        assert!(lets_in("a") && stored.ready(false).is_ok() && matches!(stored.find("b"), Ok(None)));
         // Not any more. What is not known may be one that came since.
         refuse(usize::MAX);
         wait(LIST_AGAIN.as_secs() + 1).await;
-        assert!(lets_in("a") && stored.find("b").is_err() && stored.ready().is_err());
+        assert!(lets_in("a") && stored.find("b").is_err() && stored.ready(true).is_err());
         wait(REFUSED.as_secs() + LIST_AGAIN.as_secs()).await;
         assert!(stored.find("a").is_err(), "it may have been taken away");
         refuse(0);
         wait(30).await;
-        assert!(lets_in("a") && stored.ready().is_ok());
+        assert!(lets_in("a") && stored.ready(false).is_ok());
         // One that is away says nothing of them.
         store.faults().set_reachable(false);
         wait(600).await;
         assert!(lets_in("a") && matches!(stored.find("b"), Ok(None)));
+    }
+
+    #[test]
+    fn a_watch_that_goes_on_tells_that_they_can_be_read_where_none_was_forgotten() {
+        let stored = Stored::default();
+        let pair = |key: &str| KeyValue {
+            key: key.to_owned(),
+            value: br#"{"version": 1, "name": "control"}"#.to_vec(),
+            create_revision: 1,
+            mod_revision: 1,
+            version: 1,
+            lease: None,
+        };
+        let events = |key: &str| {
+            let events = vec![Event::Put(pair(key))];
+            stored.take_up("/t/", Change::Events(WatchBatch { events, resume_from: 2 }));
+        };
+        let refuse = || stored.take_up("/t/", Change::Lost(StoreError::Refused("no".to_owned())));
+        refuse();
+        assert!(stored.ready(false).is_err());
+        events("/t/a");
+        assert!(stored.ready(false).is_ok() && matches!(stored.find("b"), Ok(None)));
+        refuse();
+        stored.change(|known| {
+            known.tokens.clear();
+            let Standing::Refused { are_forgotten, .. } = &mut known.standing else { panic!() };
+            *are_forgotten = true;
+        });
+        events("/t/b");
+        assert!(stored.find("a").is_err() && matches!(stored.find("b"), Ok(Some(_))));
     }
 }

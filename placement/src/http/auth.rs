@@ -132,9 +132,9 @@ impl Tokens {
         Arc::clone(&self.stored).keep(store, prefix)
     }
 
-    /// Whether it is known whom the store says.
+    /// Whether it is known whom the store says, as far as anybody may need that.
     fn ready(&self) -> Result<(), String> {
-        self.stored.ready()
+        self.stored.ready(!self.listed.is_empty())
     }
 
     /// Whom a token lets in.
