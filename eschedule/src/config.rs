@@ -173,7 +173,7 @@ pub(crate) fn with_ended(failure: Failure, ended: &[String]) -> Failure {
         return failure;
     }
     let message = format!(
-        "{}; {}; `eschedule cluster renew` makes new ones, on the host that the cluster is administered from",
+        "{}; {}; `eschedule cluster renew` makes new ones of those that ran out, on the host that the cluster is administered from",
         failure.message,
         ended.join(", ")
     );
