@@ -629,14 +629,33 @@ impl Cluster {
     }
 
     async fn revoke(&self, name: &str, output: Output) -> Result<(), Failure> {
-        // What another call moves away while this one reads it would be read as damaged.
-        let _lock = self.files.lock()?;
+        // What another call moves away while this one reads it would be read as damaged. But rights do not wait for that call.
+        let lock = self.files.try_lock()?;
         let node = self.membership.node(name).await?;
         // First what a call that is killed after its rights went could not find any more; but those do not wait for it.
         let revoke = || node.map_or(Ok(0), |node| self.files.revoke_given(&Part::Node(node).role()));
-        // What fails is tried once more, and told then.
-        revoke().ok();
-        if let Err(error) = self.membership.revoke_node(name).await {
+        if lock.is_some() {
+            // What fails is tried once more, and told then.
+            revoke().ok();
+        }
+        let mut outcome = self.membership.revoke_node(name).await;
+        let _lock = match lock {
+            Some(lock) => lock,
+            None => {
+                if outcome.is_ok() {
+                    tell(&format!(
+                        "eschedule: the rights of node {name} are gone; its certificate has yet to come to etcd's list"
+                    ));
+                }
+                let lock = self.files.lock()?;
+                // Who had it may have given the node others at this moment.
+                if outcome.is_ok() && self.membership.node(name).await? == node {
+                    outcome = self.membership.revoke_node(name).await;
+                }
+                lock
+            }
+        };
+        if let Err(error) = outcome {
             // A call that was killed, or failed, may have come so far that nobody knows the node, and not to the list.
             if matches!(error, CloudError::NotFound(_)) {
                 let nodes = self.membership.nodes().await?.into_iter();

@@ -760,6 +760,32 @@ async fn a_certificate_that_could_not_be_revoked_is_when_it_is_said_again() -> R
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn rights_go_at_once_also_while_another_call_is_at_the_directory() -> Result<()> {
+    let host = Host::new()?;
+    let directory = host.file("cluster");
+    host.administered(&["cluster", "init", "127.0.0.1"])?;
+    let _etcd = host.start_etcd()?;
+    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
+    host.until("etcd has users", secured).await?;
+    let member = host.join("host1")?;
+    let lock = fs::File::open(&directory)?;
+    lock.lock()?;
+    let mut revoke = Command::new(program("eschedule"));
+    revoke.args(["node", "revoke", "host1", "--directory"]).arg(&directory);
+    let mut revoke = revoke.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let gone =
+        async || host.administered(&["-o", "name", "node", "list"]).is_ok_and(|nodes| nodes.is_empty());
+    host.until("its rights are gone", gone).await?;
+    ensure!(revoke.try_wait()?.is_none() && opens(&member.place, "node")?, "the list waits");
+    drop(lock);
+    let output = revoke.wait_with_output()?;
+    let said = String::from_utf8(output.stderr)?;
+    ensure!(output.status.success() && said.contains("waiting for another"), "{said}");
+    ensure!(!opens(&member.place, "node")?, "{said}");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn of_two_who_add_at_once_one_waits_and_takes_nothing_from_the_other() -> Result<()> {
     let host = Host::new()?;
     let directory = host.file("cluster");

@@ -16,7 +16,7 @@
 
 use std::{
     collections::BTreeSet,
-    fs::{self, File},
+    fs::{self, File, TryLockError},
     io,
     net::IpAddr,
     path::{Path, PathBuf},
@@ -28,7 +28,7 @@ use ec_pki::{
     config::{self, Found, quoted_path, served, trust},
     ended, new_token, revoked_serials, unfit, write, write_pair,
 };
-use ec_runtime::exit::Failure;
+use ec_runtime::exit::{Failure, tell};
 use nix::unistd::{Group, Uid};
 
 use super::{DIRECTORY, wrong};
@@ -425,10 +425,28 @@ impl Directory {
 
     /// Until it is dropped, nobody else makes anything here: two at once would mix keys and certificates, and each would write
     /// what the other had not seen.
+    /// Who has to wait for somebody else is told so.
     pub(super) fn lock(&self) -> Result<File, Failure> {
+        if let Some(lock) = self.try_lock()? {
+            return Ok(lock);
+        }
+        tell(&format!(
+            "eschedule: waiting for another `eschedule cluster` or `eschedule node` that is at {}",
+            self.0.display()
+        ));
         let lock = File::open(&self.0).map_err(failed("read", &self.0))?;
         lock.lock().map_err(failed("lock", &self.0))?;
         Ok(lock)
+    }
+
+    /// The same without waiting: none where somebody else has it.
+    pub(super) fn try_lock(&self) -> Result<Option<File>, Failure> {
+        let lock = File::open(&self.0).map_err(failed("read", &self.0))?;
+        match lock.try_lock() {
+            Ok(()) => Ok(Some(lock)),
+            Err(TryLockError::WouldBlock) => Ok(None),
+            Err(TryLockError::Error(error)) => Err(failed("lock", &self.0)(error)),
+        }
     }
 
     /// Makes all certificates of this host anew, for the same names; answers what was made. Whoever uses them takes the new ones by
