@@ -202,11 +202,13 @@ impl Host {
             return Err("a domain is up with it".into());
         }
         // What a copy is made of is not looked at where it is there, by its name, from when it is whole.
-        if matches!(source, VolumeSource::Copy(_))
+        if let VolumeSource::Copy(of) = source
             && let Some(has) = self.machine(node, volume)?.volume.as_mut()
         {
-            let is_smaller = capacity.is_some_and(|capacity| has.capacity < capacity);
-            has.capacity = has.capacity.max(capacity.unwrap_or_default());
+            // What is claimed for a snapshot of several disks is all of theirs.
+            let wanted = capacity.filter(|_| of.beside.is_empty()).unwrap_or_default();
+            let is_smaller = has.capacity < wanted;
+            has.capacity = has.capacity.max(wanted);
             return Ok(is_smaller);
         }
         let disk = self.disk(node, source, capacity)?;
