@@ -156,7 +156,8 @@ async fn tokens_in_the_store_let_in_as_long_as_they_are_there_and_change_one_pro
 async fn a_server_that_may_not_read_tokens_is_not_ready_and_says_why_to_whom_it_does_not_know() {
     let of_tokens = MemoryStore::new();
     of_tokens.faults().fail_next(usize::MAX, StoreError::Refused("permission denied".into()));
-    let tokens = Tokens::new(vec![token("listed", "admin", None)]).unwrap();
+    // With one that is listed it would go on for those, until it has seen another in etcd.
+    let tokens = Tokens::new(vec![]).unwrap();
     let config = ApiConfig { auth: Auth::Tokens(tokens.clone()), ..open() };
     let server = Server::start_on(&MemoryStore::new(), config).await;
     let ask = async |path: &str, token: &str| {
@@ -181,7 +182,6 @@ async fn a_server_that_may_not_read_tokens_is_not_ready_and_says_why_to_whom_it_
     assert!(ask("/metrics", "").await.1.contains("\neplacement_ready 0\n"));
     let (status, text) = ask("/traits", "the-token-of-a-node").await;
     assert!(status == 503 && text.contains(why), "{text}");
-    assert_eq!(ask("/traits", "listed").await.0, 200);
     of_tokens.faults().fail_next(0, StoreError::Refused(String::new()));
     assert_eq!(until(200).await, "ok\n");
     assert_eq!(ask("/traits", "the-token-of-a-node").await.0, 401);
