@@ -186,6 +186,11 @@ fn labels_and_sizes_are_changed_and_what_it_was_made_of_matters_once() {
     (case.volumes[0].size_gb, case.volumes[0].image) = (None, None);
     case.volumes[0].labels.clear();
     assert_eq!(case.steps(false, false), Vec::<String>::new());
+    // Less is refused before anything is done, unless another has made it larger since.
+    case.volumes[0].size_gb = Some(4);
+    let steps = case.of().differences(Prune { instances: false, volumes: false });
+    let stands = |step: &Difference| matches!(step, Difference::Volume(VolumeStep::Stands(_, _, why)) if why.contains("never shrinks"));
+    assert!(steps.len() == 1 && stands(&steps[0]), "{steps:?}");
 }
 
 #[test]
