@@ -45,6 +45,19 @@ impl Transport for Slow {
     }
 }
 
+fn cloud(store: Arc<MemoryStore>, placement: PlacementClient, keys: Keyspace, host: &Host) -> Cloud {
+    Cloud {
+        store,
+        placement: Arc::new(placement),
+        keys,
+        project: "default".into(),
+        user: "default".into(),
+        host: host.clone(),
+        request_id: None,
+        notice: |_| {},
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_node_that_dies_is_marked_in_time_where_placement_takes_long_over_claims() {
     ec_runtime::install_tls_provider();
@@ -56,16 +69,7 @@ async fn a_node_that_dies_is_marked_in_time_where_placement_takes_long_over_clai
     let slow = Arc::new(Slow::default());
     let placement = PlacementClient::new(&PlacementConfig::default()).unwrap().over(slow.clone());
     let host = Host::default();
-    let cloud = Cloud {
-        store,
-        placement: Arc::new(placement),
-        keys,
-        project: "default".into(),
-        user: "default".into(),
-        host: host.clone(),
-        request_id: None,
-        notice: |_| {},
-    };
+    let cloud = cloud(store, placement, keys, &host);
     let (tally, shutdown) = (Tally::new(&host, Vec::new()), CancellationToken::new());
     let observed = async {
         tokio::time::sleep(PATIENCE + NODES_PERIOD * 2).await;
@@ -116,16 +120,7 @@ async fn by_a_clock_that_is_wrong_nothing_is_taken_for_left_and_that_is_told() {
     let name =
         keys.name(ec_model::Workload::Machine, "default", "web", InstanceId::new(uuid::Uuid::from_u128(1)));
     store.txn(Txn::new().put(name, "")).await.unwrap();
-    let cloud = Cloud {
-        store: store.clone(),
-        placement: Arc::new(placement.clone()),
-        keys: keys.clone(),
-        project: "default".into(),
-        user: "default".into(),
-        host: host.clone(),
-        request_id: None,
-        notice: |_| {},
-    };
+    let cloud = cloud(store.clone(), placement.clone(), keys.clone(), &host);
     let (tally, shutdown) = (Tally::new(&host, Vec::new()), CancellationToken::new());
     tally.compare_clocks(placement);
     let has_name = || !store.content(&keys.all_names(ec_model::Workload::Machine)).pairs.is_empty();

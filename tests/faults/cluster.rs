@@ -75,6 +75,19 @@ impl Host {
         Ok(String::from_utf8(output.stdout)?)
     }
 
+    /// Whether etcd is there, and has its users and their list.
+    fn is_secured(&self) -> bool {
+        self.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success())
+    }
+
+    /// A cluster of this host alone, on an etcd of this program that has its users.
+    async fn begin(&self, binary: &Path) -> Result<Running> {
+        self.administered(&["cluster", "init", "127.0.0.1"])?;
+        let etcd = self.start_etcd_of(binary)?;
+        self.until("etcd has users", async || self.is_secured()).await?;
+        Ok(etcd)
+    }
+
     fn start_etcd(&self) -> Result<Running> {
         self.start_etcd_of(Path::new("etcd"))
     }
@@ -584,10 +597,7 @@ async fn revoked_at(binary: &Path) -> Result<()> {
     let host = Host::new()?;
     let directory = host.file("cluster");
     let (key, list) = (directory.join("ca.key"), directory.join("revoked.crl"));
-    host.administered(&["cluster", "init", "127.0.0.1"])?;
-    let mut etcd = host.start_etcd_of(binary)?;
-    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
-    host.until("etcd has users", secured).await?;
+    let mut etcd = host.begin(binary).await?;
     let nodes = ["host1", "host2", "host3"].map(|name| host.join(name));
     let [known, late, unknown] = &nodes.into_iter().collect::<Result<Vec<_>>>()?[..] else { bail!("three") };
     let node = |member: &Member| opens(&member.place, "node");
@@ -639,7 +649,7 @@ async fn revoked_at(binary: &Path) -> Result<()> {
     // etcd takes nobody without a list; the next is whole.
     fs::remove_file(&list)?;
     ensure!(!opens(&directory, "root")?);
-    host.until("the list is there again", secured).await?;
+    host.until("the list is there again", async || host.is_secured()).await?;
     ensure!(!node(known)? && opens(&directory, "monitoring")?);
     // With the configuration of an earlier release it goes without, and that is told.
     let (file, mut lines) = (directory.join("etcd.yaml"), Vec::new());
@@ -649,7 +659,7 @@ async fn revoked_at(binary: &Path) -> Result<()> {
     etcd.0.kill()?;
     etcd.0.wait()?;
     let _etcd = host.start_etcd_of(binary)?;
-    host.until("etcd is there", secured).await?;
+    host.until("etcd is there", async || host.is_secured()).await?;
     ensure!(host.administered(&["cluster", "init"])?.contains("etcd does not look at"));
     ensure!(node(known)?);
     // Let in again, it is looked for where it was.
@@ -740,10 +750,7 @@ fn who_names_a_configuration_administers_no_other_cluster() -> Result<()> {
 async fn a_certificate_that_could_not_be_revoked_is_when_it_is_said_again() -> Result<()> {
     let host = Host::new()?;
     let directory = host.file("cluster");
-    host.administered(&["cluster", "init", "127.0.0.1"])?;
-    let _etcd = host.start_etcd()?;
-    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
-    host.until("etcd has users", secured).await?;
+    let _etcd = host.begin(Path::new("etcd")).await?;
     let member = host.join("host1")?;
     ensure!(opens(&member.place, "node")?);
     let half = directory.join("nodes/host0-00.pem");
@@ -763,10 +770,7 @@ async fn a_certificate_that_could_not_be_revoked_is_when_it_is_said_again() -> R
 async fn rights_go_at_once_also_while_another_call_is_at_the_directory() -> Result<()> {
     let host = Host::new()?;
     let directory = host.file("cluster");
-    host.administered(&["cluster", "init", "127.0.0.1"])?;
-    let _etcd = host.start_etcd()?;
-    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
-    host.until("etcd has users", secured).await?;
+    let _etcd = host.begin(Path::new("etcd")).await?;
     let member = host.join("host1")?;
     let lock = fs::File::open(&directory)?;
     lock.lock()?;
@@ -789,10 +793,7 @@ async fn rights_go_at_once_also_while_another_call_is_at_the_directory() -> Resu
 async fn of_two_who_add_at_once_one_waits_and_takes_nothing_from_the_other() -> Result<()> {
     let host = Host::new()?;
     let directory = host.file("cluster");
-    host.administered(&["cluster", "init", "127.0.0.1"])?;
-    let _etcd = host.start_etcd()?;
-    let secured = async || host.administer(&["cluster", "init"]).is_ok_and(|output| output.status.success());
-    host.until("etcd has users", secured).await?;
+    let _etcd = host.begin(Path::new("etcd")).await?;
     let (uuid, out) = (uuid::Uuid::new_v4().to_string(), host.file("one.bundle"));
     let other = host.file("other.bundle");
     let adds = |name: &str, out: &Path| {
