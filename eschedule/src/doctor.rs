@@ -221,11 +221,8 @@ async fn placement(session: &Session) -> Vec<Finding> {
 }
 
 fn clock(ahead: i64) -> Option<Finding> {
-    let side = if ahead > 0 { "behind" } else { "ahead of" };
-    (ahead.unsigned_abs() > CLOCKS).then(|| {
-        let found = format!("this host's clock is {} s {side} that of placement's host", ahead.abs());
-        Finding::warning("clock", found, "one of them is wrong: see `timedatectl` on both")
-    })
+    let mend = "one of them is wrong: see `timedatectl` on both";
+    (ahead.unsigned_abs() > CLOCKS).then(|| Finding::warning("clock", ec_cloud::clock_in_words(ahead), mend))
 }
 
 fn not_known(part: &str, error: &CloudError) -> Finding {

@@ -108,7 +108,7 @@ pub use select::{
 pub use sizes::{settle, tend_claims};
 pub use source::{find_if_any, image_of, is_made, made_of, room_from};
 pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
-pub use tend::{Cleared, Tended, clocks_differ, tend_instances, tend_nodes, trust_clock};
+pub use tend::{Cleared, Tended, clock_in_words, clocks_differ, tend_instances, tend_nodes, trust_clock};
 pub use volume::{
     Attached, NewVolume, VolumeView, attach, create_volume, delete_called_volume, delete_selected_volume,
     delete_volume, detach, extend_volume, let_go, nameable, node_of_copy, resolve_volume, restore_volume,

@@ -29,11 +29,13 @@ const CLOCKS: u64 = 60;
 /// Why nobody on this host may judge by its age what others left, in a sentence's part, where placement's clock is so many seconds ahead.
 pub fn clocks_differ(ahead: Option<i64>) -> Option<String> {
     let ahead = ahead.filter(|ahead| ahead.unsigned_abs() > CLOCKS)?;
+    Some(format!("{}, and one of them is wrong (`timedatectl` on both)", clock_in_words(ahead)))
+}
+
+/// How this host's clock is, where placement's is so many seconds ahead.
+pub fn clock_in_words(ahead: i64) -> String {
     let side = if ahead.is_positive() { "behind" } else { "ahead of" };
-    Some(format!(
-        "this host's clock is {} s {side} that of placement's host, and one of them is wrong (`timedatectl` on both)",
-        ahead.unsigned_abs()
-    ))
+    format!("this host's clock is {} s {side} that of placement's host", ahead.unsigned_abs())
 }
 
 /// An error where this host's clock may be why something seems to be left.
