@@ -9,7 +9,7 @@
 //!   look_at  ──▶ lookup ──▶ a wish to look at it, judged by ec_plan::reach ──▶ its node's ticket
 //!   heal     ──▶ what nodes hold that etcd lacks ──▶ record and request, judged by ec_plan::heal
 //!   history: what was asked of an instance, and what came of it
-//!   list, find, nodes: what there is                                 wait: until it is so
+//!   find, list, nodes: what there is                                 wait: until it is so
 //!   select: which of them                                            watch: each change of them
 //!   image: the catalogue of images              catalog: flavors and keypairs
 //!   group: groups, and what their policies demand of a placement
@@ -50,6 +50,7 @@ mod sizes;
 mod source;
 mod storage;
 mod tend;
+mod view;
 mod volume;
 mod wait;
 mod watch;
@@ -89,10 +90,7 @@ pub use image::{
 };
 pub use intent::{Naming, name_is_free};
 pub use kinds::Kinds;
-pub use lookup::{
-    Found, Known, Read, View, bearing, called_beginning, find, find_placed, list, resolve, resolve_name,
-    standing,
-};
+pub use lookup::{Found, Known, Read, bearing, called_beginning, find, find_placed, resolve, resolve_name};
 pub use members::{Membership, ROOT};
 pub use moving::{move_volume, node_to_come_to, node_with, takes_volumes};
 pub use nodes::{NodeView, nodes, nodes_again};
@@ -109,6 +107,7 @@ pub use sizes::{settle, tend_claims};
 pub use source::{find_if_any, image_of, is_made, made_of, room_from};
 pub use storage::{StorageView, join_storage, leave_storage, sharing, storages};
 pub use tend::{Cleared, Tended, clock_in_words, clocks_differ, tend_instances, tend_nodes, trust_clock};
+pub use view::{View, list, standing};
 pub use volume::{
     Attached, NewVolume, VolumeView, attach, create_volume, delete_called_volume, delete_selected_volume,
     delete_volume, detach, extend_volume, let_go, nameable, node_of_copy, resolve_volume, restore_volume,

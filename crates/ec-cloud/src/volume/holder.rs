@@ -1,0 +1,255 @@
+//! Which machine has a volume, what that keeps others from, and when it has it no more.
+
+use std::time::Duration;
+
+use ec_model::{Attachment, Instance, InstanceId, Power, State, Workload, decode};
+use ec_plan::{status::is_lost, verbs::Verb, volumes};
+use ec_store::{Compare, KeyValue, Revision, Txn};
+use tokio::time::Instant;
+
+use super::known_volume;
+use crate::{
+    Cloud, CloudError, CloudResult,
+    act::docs,
+    heal::known_to_have,
+    lookup::{Found, Known, Read, find, find_placed},
+};
+
+/// Which of four records tells that a machine lets go is not known before.
+const LOOK_AGAIN: Duration = Duration::from_millis(200);
+
+/// An error where a machine has this volume, and this is not done to what is its: it is locked, or what it holds in its memory is of
+/// the disk that there is, or of its size. Its node looks once more when it comes to it. Of one that has it, what is to be demanded
+/// lest somebody locks it meanwhile.
+pub(crate) async fn refuse_held(cloud: &Cloud, disk: &Known, verb: &Verb) -> CloudResult<Option<Compare>> {
+    let volume = disk.instance;
+    let Some(holder) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(None) };
+    if lost_by(cloud, holder, volume).await?.is_some() {
+        return Ok(None);
+    }
+    let machine = find_placed(cloud, holder).await?;
+    let word = verb.name_of(Workload::Volume);
+    let refused = |why: String| CloudError::Refused(format!("cannot {word} volume {volume}: {why}"));
+    if let Some(record) = &machine.record {
+        let reason = match verb {
+            Verb::Remake(reason, _) => Some(reason.as_str()),
+            _ => None,
+        };
+        volumes::open(record, reason).map_err(refused)?;
+    }
+    let status = machine.status.record();
+    let is_suspended = status.is_some_and(|status| status.state == State::Suspended)
+        || machine.request.record().is_some_and(|request| request.power.power == Power::Suspended);
+    // Its memory goes on with a disk of the size that it knew.
+    if matches!(verb, Verb::Resize(_)) && is_suspended {
+        return Err(refused(format!(
+            "instance {holder} has it, and is suspended: `eschedule resume {holder}` lets it go on"
+        )));
+    }
+    let is_down = status.is_some_and(|status| status.state == State::Stopped || is_lost(status));
+    if !matches!(verb, Verb::Resize(_)) && !is_down {
+        let why = match machine.is_doomed() {
+            true => "is being destroyed: it has it until its end".to_owned(),
+            false => format!("is not stopped: `eschedule stop {holder}`"),
+        };
+        return Err(refused(format!("instance {holder} has it, and {why}")));
+    }
+    Ok(Some(as_read(cloud.keys.instance(holder), machine.record_revision())))
+}
+
+/// That a key is as it was read.
+pub(super) fn as_read(key: String, revision: Revision) -> Compare {
+    match revision {
+        0 => Compare::Absent(key),
+        revision => Compare::Unchanged(key, revision),
+    }
+}
+
+/// The machine that is to have a volume, by its record, whatever that of the volume says.
+pub(super) async fn holder_of(
+    cloud: &Cloud,
+    volume: InstanceId,
+) -> CloudResult<Option<(InstanceId, KeyValue)>> {
+    let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
+    Ok(pairs.into_iter().find_map(|pair| {
+        let machine = decode::<Instance>(&pair.value).ok()?;
+        machine.volumes.iter().any(|has| has.volume == volume).then_some((machine.instance, pair))
+    }))
+}
+
+/// Writes into a volume's record that nobody has it, where its machine has it no more. It need not be: whoever wants the
+/// volume looks for himself.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn let_go(cloud: &Cloud, volume: InstanceId) -> CloudResult<()> {
+    let disk = known_volume(cloud, volume).await?;
+    let Some(holder) = disk.record.as_ref().and_then(|record| record.attached) else { return Ok(()) };
+    let Some(compares) = lost_by(cloud, holder, volume).await? else { return Ok(()) };
+    let (mut record, _) = docs(&disk)?;
+    record.record.attached = None;
+    let key = cloud.keys.instance(volume);
+    let txn = Txn::new()
+        .when(Compare::Unchanged(key.clone(), disk.record_revision()))
+        .when(Compare::Unchanged(cloud.keys.request(disk.node, volume), disk.request_revision()));
+    let txn = compares.into_iter().fold(txn, Txn::when).put(key, record.encode());
+    // Where it does not hold, somebody else is at it.
+    cloud.store.txn(txn).await?;
+    Ok(())
+}
+
+/// Waits until no machine has a volume, other than one that is to have it.
+///
+/// # Errors
+/// One is to have it by what is wanted now: [`CloudError::Refused`]; the time ran out.
+pub async fn until_free(
+    cloud: &Cloud,
+    volume: InstanceId,
+    wanted: Option<InstanceId>,
+    timeout: Duration,
+) -> CloudResult<()> {
+    let deadline = Instant::now() + timeout;
+    loop {
+        let disk = known_volume(cloud, volume).await?;
+        let holder = disk.record.as_ref().and_then(|record| record.attached);
+        let Some(holder) = holder.filter(|holder| Some(*holder) != wanted) else { return Ok(()) };
+        if lost_by(cloud, holder, volume).await?.is_some() {
+            return Ok(());
+        }
+        let failed = match find(cloud, holder).await {
+            Ok(Found::Placed(machine)) => {
+                let has = |record: &Instance| record.volumes.iter().any(|has| has.volume == volume);
+                if machine.record.as_ref().is_some_and(has) {
+                    let way = way_off(cloud, holder, volume).await;
+                    return Err(CloudError::Refused(format!("instance {holder} has it: {way}")));
+                }
+                machine.status.record().and_then(|status| status.volumes_failed.clone())
+            }
+            Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,
+            Err(error) => return Err(error),
+        };
+        if Instant::now() >= deadline {
+            let why = failed.map(|why| format!(": {why}")).unwrap_or_default();
+            return Err(CloudError::TimedOut(format!(
+                "instance {holder} has volume {volume} still, after {} s{why}",
+                timeout.as_secs()
+            )));
+        }
+        tokio::time::sleep(LOOK_AGAIN).await;
+    }
+}
+
+/// The machine that a volume was given to last, by its record; of one that etcd lost only machines tell.
+pub(super) async fn given_to(
+    cloud: &Cloud,
+    volume: InstanceId,
+    record: Option<&Instance>,
+) -> CloudResult<Option<InstanceId>> {
+    match record {
+        Some(record) => Ok(record.attached),
+        None => Ok(holder_of(cloud, volume).await?.map(|(holder, _)| holder)),
+    }
+}
+
+/// An error where a machine has this volume.
+pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
+    match holder_now(cloud, disk).await? {
+        Some(holder) => Err(had(cloud, holder, disk.instance).await),
+        None => Ok(()),
+    }
+}
+
+/// An error where a machine has this volume that would miss it. One whose user has ended it, and whose agent is not there to do that,
+/// has it for as long, which may be for ever: both go by the time that agent is back.
+pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
+    let Some(holder) = holder_now(cloud, disk).await? else { return Ok(()) };
+    if let Ok(Found::Placed(machine)) = find(cloud, holder).await
+        && machine.is_doomed()
+        && !machine.node_alive
+    {
+        return Ok(());
+    }
+    Err(had(cloud, holder, disk.instance).await)
+}
+
+/// That a machine has a volume, and how it comes to have it no more.
+async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudError {
+    let way = way_off(cloud, holder, volume).await;
+    CloudError::Refused(format!("instance {holder} has volume {volume}: {way}"))
+}
+
+/// The machine that has this volume.
+async fn holder_now(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> {
+    let volume = disk.instance;
+    let holder = match given_to(cloud, volume, disk.record.as_ref()).await? {
+        // Of a machine that etcd lost, too, only its node tells.
+        None if disk.record.is_none() => known_to_have(cloud, disk.node, volume).await?,
+        holder => holder,
+    };
+    let Some(holder) = holder else { return Ok(None) };
+    // What only the machine tells of is no old word.
+    if disk.record.is_some() && lost_by(cloud, holder, volume).await?.is_some() {
+        return Ok(None);
+    }
+    Ok(Some(holder))
+}
+
+/// How a machine that has a volume comes to have it no more.
+pub(super) async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'static str {
+    let device = match find(cloud, holder).await {
+        Ok(Found::Placed(machine)) if machine.is_doomed() => {
+            return "it is being destroyed, and has it until its end";
+        }
+        Ok(Found::Placed(machine)) if machine.record.is_none() && !machine.is_asked_for() => {
+            return "etcd has forgotten that; `eschedule heal` brings back what it lost, or `eschedule destroy` ends the instance first";
+        }
+        // Its record has it still, by which it can be asked for again.
+        Ok(Found::Placed(machine)) if machine.has_failed() => {
+            return "it failed before it ever ran, and `eschedule destroy` of it lets go of the volume";
+        }
+        Ok(Found::Placed(machine)) => holds(&machine, volume),
+        _ => None,
+    };
+    match device {
+        Some(device) if device == Attachment::ROOT => "it boots from it, and has it until it is destroyed",
+        _ => "`eschedule volume detach` takes it away first",
+    }
+}
+
+/// As which device a machine has a volume, or may have it.
+pub(super) fn holds(machine: &Known, volume: InstanceId) -> Option<String> {
+    let (request, status) = (machine.request.record(), machine.status.record());
+    volumes::held(volume, machine.record.as_ref(), request, status).map(|has| has.device.clone())
+}
+
+/// That the machine which had a volume has it no more, as demands on what was read of it; none where it has it still, or nobody
+/// can tell.
+pub(super) async fn lost_by(
+    cloud: &Cloud,
+    holder: InstanceId,
+    volume: InstanceId,
+) -> CloudResult<Option<Vec<Compare>>> {
+    let record_key = cloud.keys.instance(holder);
+    let machine = match find(cloud, holder).await {
+        // Its uuid is never used again.
+        Err(CloudError::NotFound(_)) => return Ok(Some(vec![Compare::Absent(record_key)])),
+        Ok(Found::Unplaced(_, revision)) => return Ok(Some(vec![Compare::Unchanged(record_key, revision)])),
+        Ok(Found::Placed(machine)) => machine,
+        Err(error) => return Err(error),
+    };
+    let (request, status) = (&machine.request, &machine.status);
+    let is_told = match (request.record(), status.record()) {
+        // What its agent has not heard of yet it may have.
+        (Some(request), Some(status)) => status.observed_generation >= request.generation,
+        (Some(_), None) => false,
+        (None, _) => matches!(request, Read::Absent),
+    };
+    let is_readable = !matches!(status, Read::Unreadable(_));
+    if holds(&machine, volume).is_some() || !is_told || !is_readable {
+        return Ok(None);
+    }
+    Ok(Some(vec![
+        as_read(record_key, machine.record_revision()),
+        as_read(cloud.keys.request(machine.node, holder), machine.request_revision()),
+    ]))
+}
