@@ -4,7 +4,7 @@
 use std::{sync::Arc, time::Duration};
 
 use async_trait::async_trait;
-use ec_model::RequestId;
+use ec_model::{RequestId, placement_tokens};
 use ec_store::{
     KeyValue, LeaseId, Listing, Op, Revision, Server, Store, StoreError, StoreResult, Txn, TxnOutcome, Watch,
     WatchBatch,
@@ -15,7 +15,7 @@ use crate::{
     life::Life,
     referee::keys::told,
     snag::Fate,
-    world::{Actor, World},
+    world::{Actor, PLACEMENT, World},
 };
 
 /// No transaction is later than this.
@@ -152,7 +152,13 @@ impl Store for Door {
     }
 
     async fn list(&self, prefix: &str) -> StoreResult<Listing> {
-        self.read(self.world.store.list(prefix)).await
+        let listing = self.read(self.world.store.list(prefix)).await;
+        if let Ok(listing) = &listing
+            && prefix == placement_tokens(PLACEMENT)
+        {
+            self.world.judge(|referee, _| referee.saw_tokens(self.actor, &listing.pairs));
+        }
+        listing
     }
 
     async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {

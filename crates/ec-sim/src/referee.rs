@@ -198,6 +198,8 @@ pub(crate) struct Referee {
     words: BTreeMap<String, (InstanceId, u64)>,
     /// Groups that had a member.
     joined: BTreeSet<String>,
+    /// The tokens that somebody saw last, and whose they are.
+    tokens: BTreeMap<Actor, Vec<(String, NodeId)>>,
     /// Images whose records somebody took away.
     images_lost: BTreeSet<ImageId>,
     /// Images that users were told of, and those that somebody is about to delete.
@@ -447,7 +449,7 @@ impl Referee {
             let keys = txn.then.iter().map(Op::key);
             deeds.extend(keys.filter_map(|key| Some((of(key)?, format!("{actor} wrote {key}")))));
         }
-        self.look_at_demands(world, actor, txn, before);
+        self.look_at_demands(world, actor, txn, before, late);
         self.look_at_wish(world, actor, txn, before);
         for (op, old) in txn.then.iter().zip(before) {
             let (key, new) = match op {

@@ -6,8 +6,8 @@
 use std::collections::BTreeSet;
 
 use ec_model::{
-    Desired, Group, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, Workload, decode,
-    placement_tokens,
+    Desired, Group, Handover, Instance, InstanceId, Node, NodeId, Policy, Record, Request, Status, Token,
+    Workload, decode, placement_tokens,
 };
 use ec_store::{Compare, KeyValue, Op, Txn};
 use serde_json::Value;
@@ -47,6 +47,7 @@ impl Referee {
         actor: Actor,
         txn: &Txn,
         before: &[Option<KeyValue>],
+        late: bool,
     ) {
         let mut lacking = Vec::new();
         for (op, old) in txn.then.iter().zip(before) {
@@ -59,6 +60,10 @@ impl Referee {
                         None => of_tool(world, txn, op, old.as_ref()),
                     };
                     lacking.extend(of_revoked(world, op, old.as_ref()));
+                    // Who has given it up may have looked once more since.
+                    if !late {
+                        stands_on.extend(self.of_token(actor, op));
+                    }
                     if world.keys.parse_instance(op.key()).is_ok() {
                         stands_on.extend(of_attach(world, txn, old.as_ref(), written(op), &mut lacking));
                     }
@@ -132,6 +137,7 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
                 stands_on.push(keys.alive(node));
                 stands_on.extend(brought_back(world, txn, node, instance));
                 stands_on.extend(with_others(world, txn, instance, request.as_ref()));
+                stands_on.extend(come_to(world, txn, node, instance));
             } else if is_new && !waits_for_a_node(world, txn) {
                 // It waits for one that was let in: the sign of life goes with the rights, or the node's record tells.
                 stands_on.push(keys.alive(node));
@@ -253,6 +259,17 @@ fn with_others(world: &World, txn: &Txn, instance: InstanceId, request: Option<&
     stands_on
 }
 
+/// A volume comes to a node that tells of none of that uuid, and has noted none.
+fn come_to(world: &World, txn: &Txn, node: NodeId, volume: InstanceId) -> Vec<String> {
+    let keys = &world.keys;
+    let goes = txn.then.iter().any(|op| {
+        let leaves = keys.parse_request(op.key()).is_ok_and(|(from, of)| of == volume && from != node);
+        let handover = written(op).and_then(|value| decode::<Request>(value).ok()?.handover);
+        leaves && handover == Some(Handover::To(node))
+    });
+    if goes { vec![keys.status(node, volume), keys.held(node, volume)] } else { Vec::new() }
+}
+
 /// Whether it holds only while a node is as it was: that of the machine, where it is of a machine and of its volume.
 fn waits_for_a_node(world: &World, txn: &Txn) -> bool {
     let [alive, known] = [world.keys.all_alive(), world.keys.nodes()];
@@ -309,6 +326,20 @@ fn brought_back(world: &World, txn: &Txn, node: NodeId, instance: InstanceId) ->
 }
 
 impl Referee {
+    /// What somebody saw of tokens.
+    pub(crate) fn saw_tokens(&mut self, actor: Actor, tokens: &[KeyValue]) {
+        let of = |pair: &KeyValue| Some((pair.key.clone(), decode::<Token>(&pair.value).ok()?.provider?));
+        self.tokens.insert(actor, tokens.iter().filter_map(of).collect());
+    }
+
+    /// A node is given a token in place of those that it was seen to have: were they taken away since, nobody lets it in.
+    fn of_token(&self, actor: Actor, op: &Op) -> Vec<String> {
+        let token = written(op).filter(|_| op.key().starts_with(&placement_tokens(PLACEMENT)));
+        let node = token.and_then(|value| decode::<Token>(value).ok()?.provider);
+        let seen = node.and_then(|_| self.tokens.get(&actor)).into_iter().flatten();
+        seen.filter(|(key, of)| Some(*of) == node && key != op.key()).map(|(key, _)| key.clone()).collect()
+    }
+
     /// Whoever takes a place in a group compares the group, and what its policy says of others' places.
     fn of_member(&mut self, world: &World, txn: &Txn, op: &Op, place: &str) -> Vec<String> {
         let Some((node, instance)) = world.keys.parse_member(op.key()).ok() else { return Vec::new() };
