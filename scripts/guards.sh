@@ -1,6 +1,6 @@
 #!/bin/bash
 # Leaves out each comparison of a transaction, one at a time, and says which seed of the simulation finds that.
-# usage: guards.sh                 all of crates/ec-cloud and ecompute, in seeds 0..3000 (SEEDS): an hour or two
+# usage: guards.sh                 all of crates/ec-cloud, crates/ec-replica and ecompute, in seeds 0..3000 (SEEDS): an hour or two
 #        guards.sh FILE:LINE…      only these
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -8,7 +8,7 @@ seeds=${SEEDS:-0..3000}
 scripts/simulation.sh build --quiet --locked -p ec-sim --all-features --bin ec-sim
 if [ $# -eq 0 ]; then
   # Each call in a chain of its own line; tests compare what they want.
-  mapfile -t places < <(grep -rn --include=*.rs '\.when(' crates/ec-cloud/src ecompute/src |
+  mapfile -t places < <(grep -rn --include=*.rs '\.when\(_all\)\?(' crates/ec-cloud/src crates/ec-replica/src ecompute/src |
     grep -v '/tests' | cut -d: -f1,2)
   set -- "${places[@]}"
 fi

@@ -231,7 +231,7 @@ async fn wish_heard(
         }
         record.record.made_of = made_of;
         let Changed { awaited, order, generation, txn } = change(cloud, &known, record, order, wish);
-        let txn = held.into_iter().fold(txn, Txn::when);
+        let txn = txn.when_all(held);
         understood(cloud, &known, &order, "such an image").await?;
         let txn = let_in(cloud, &known, word, matches!(verb, Verb::Unlock | Verb::LetGo(_)), txn).await?;
         let (recorded, detail) = verb.recorded();

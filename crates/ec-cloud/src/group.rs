@@ -216,8 +216,7 @@ pub(crate) async fn drop_failed(cloud: &Cloud, key: String, instance: InstanceId
         return Ok(false);
     }
     let Some(still) = failed(cloud, &is).await? else { return Ok(false) };
-    let txn = still.into_iter().fold(Txn::new(), Txn::when);
-    let txn = txn.when(Compare::Unchanged(record, pair.mod_revision)).delete(key);
+    let txn = Txn::new().when_all(still).when(Compare::Unchanged(record, pair.mod_revision)).delete(key);
     Ok(cloud.store.txn(txn).await?.succeeded)
 }
 

@@ -583,11 +583,10 @@ async fn to_go(
     }
     let healed = Healed::brought(node, &record.record, vec![told]);
     let unchanged = |pair: &KeyValue| Compare::Unchanged(pair.key.clone(), pair.mod_revision);
-    let txn = [recorded, asked, &sign, &other_sign]
-        .map(unchanged)
-        .into_iter()
-        .chain(demands)
-        .fold(Txn::new(), Txn::when);
+    let txn = Txn::new()
+        .when_all([recorded, asked].map(unchanged))
+        .when_all([&sign, &other_sign].map(unchanged))
+        .when_all(demands);
     // It stays the machine's that is to have it, as that is now.
     let txn = match record.record.attached.map(|holder| keys.instance(holder)) {
         Some(key) => {

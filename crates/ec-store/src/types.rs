@@ -154,6 +154,16 @@ impl Txn {
         self
     }
 
+    /// Adds conditions.
+    #[must_use]
+    #[track_caller]
+    pub fn when_all(mut self, compares: impl IntoIterator<Item = Compare>) -> Self {
+        if !left_out_here() {
+            self.when.extend(compares);
+        }
+        self
+    }
+
     /// Adds a write.
     #[must_use]
     pub fn put(mut self, key: impl Into<String>, value: impl Into<Vec<u8>>) -> Self {

@@ -97,7 +97,7 @@ async fn attach_heard(
         let mut txn = Txn::new();
         if let Some(holder) = disk_record.record.attached.filter(|holder| *holder != instance) {
             match lost_by(cloud, holder, volume).await? {
-                Some(compares) => txn = compares.into_iter().fold(txn, Txn::when),
+                Some(compares) => txn = txn.when_all(compares),
                 None => {
                     let way = way_off(cloud, holder, volume).await;
                     return Err(refused(format!("instance {holder} has it: {way}")));
@@ -177,7 +177,7 @@ pub(crate) async fn given(
         };
         let compares = free_for(cloud, &disk, Some(instance), boots).await?;
         let (mut record, mut order) = docs(&disk)?;
-        txn = compares.into_iter().fold(txn, Txn::when);
+        txn = txn.when_all(compares);
         txn = taken(cloud, &disk, &mut record, &mut order, instance, txn);
         given.push(attachment);
     }
@@ -250,7 +250,7 @@ pub(crate) async fn kept_by(
         };
         if let Some(holder) = record.record.attached.filter(|holder| *holder != instance) {
             match lost_by(cloud, holder, *volume).await? {
-                Some(compares) => txn = compares.into_iter().fold(txn, Txn::when),
+                Some(compares) => txn = txn.when_all(compares),
                 None => {
                     let machine = find(cloud, holder).await?;
                     let boots = match &machine {

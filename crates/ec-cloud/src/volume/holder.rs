@@ -92,7 +92,7 @@ pub async fn let_go(cloud: &Cloud, volume: InstanceId) -> CloudResult<()> {
     let txn = Txn::new()
         .when(Compare::Unchanged(key.clone(), disk.record_revision()))
         .when(Compare::Unchanged(cloud.keys.request(disk.node, volume), disk.request_revision()));
-    let txn = compares.into_iter().fold(txn, Txn::when).put(key, record.encode());
+    let txn = txn.when_all(compares).put(key, record.encode());
     // Where it does not hold, somebody else is at it.
     cloud.store.txn(txn).await?;
     Ok(())
