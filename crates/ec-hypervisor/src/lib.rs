@@ -162,7 +162,7 @@ pub trait Hypervisor: Send + Sync + 'static {
 
     /// Ends the domain (hard), undefines it, deletes its disk and its console log. What is not there is
     /// not an error, so that a half-done destroy is finished by calling it again. Volumes that it had stay. Fails for now where
-    /// it is a volume that a domain has.
+    /// it is a volume that a domain has, and where the domain has another file in the place of one of its volumes.
     async fn destroy(&self, instance: InstanceId) -> HypervisorResult<()>;
 
     /// The addresses of these instances, as far as known now. Cheap enough to be called every 150 ms.

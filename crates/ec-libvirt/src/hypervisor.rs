@@ -877,7 +877,10 @@ impl Hypervisor for LibvirtHypervisor {
                 connect,
                 config.node,
                 instance,
-                |domain| volumes::own_beside(domain, &pool, instance),
+                |domain| {
+                    volumes::refuse_to_forget(domain, &pool, instance)?;
+                    volumes::own_beside(domain, &pool, instance)
+                },
                 |files| pool.delete_files(connect, &files),
             )?;
             volumes::refuse_written(&pool, instance)?;

@@ -13,7 +13,7 @@ use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 use crate::{
     disk::{self, Pool},
     domain::{self, Found, Whose, ours},
-    error::{CallError, absent, unless_locked},
+    error::{CallError, absent, has_code, unless_locked},
     process,
     xml::{self, DiskFile, DiskXml, VolumeFile},
 };
@@ -205,6 +205,27 @@ pub(crate) fn own_beside(
     files.retain(|file| pool.is_named_by(file, instance));
     files.dedup();
     Ok(files)
+}
+
+/// An error where a domain has another file in the place of a volume's: once the domain is gone nobody knows of that file, and who is
+/// given the volume next would have what it was before. What stands on it beside it is found then, too.
+pub(crate) fn refuse_to_forget(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<(), CallError> {
+    let look = || -> Result<(), CallError> {
+        for which in Which::of(domain)? {
+            for has in files_in(domain, pool, instance, which)? {
+                let (volume, file) = (has.attachment.volume, Path::new(&has.file));
+                if !(pool.is_named_by(file, volume) && pool.is_layer_on(file, volume)?) {
+                    has.refuse_astray(pool, which)?;
+                }
+            }
+        }
+        Ok(())
+    };
+    match look() {
+        // It went at this moment.
+        Err(CallError::Libvirt(error)) if has_code(&error, ErrorNumber::NoDomain) => Ok(()),
+        looked => looked,
+    }
 }
 
 /// The same, by the domain's documents. Whatever somebody made of it (a file elsewhere, a block device, on another bus), it is no volume,

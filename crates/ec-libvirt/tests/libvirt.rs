@@ -1065,6 +1065,11 @@ async fn a_disk_that_somebody_moved_is_not_taken_for_the_file_that_was_left_behi
             assert!(why.contains("bring it back"), "{why}");
         }
         hypervisor.destroy(volume).await.expect_err("its guest has it");
+        // Nobody else would know where it is.
+        let why = failure(hypervisor.destroy(instance).await);
+        assert!(why.contains(".away/vdb.qcow2") && why.contains("bring it back"), "{why}");
+        let observed = hypervisor.observe(instance).await.unwrap();
+        assert!(observed.domain.is_some(), "{observed:?}");
         // What else it has is none of that.
         hypervisor.set_volumes(instance, &both).await.unwrap();
         if is_up {
@@ -1333,6 +1338,9 @@ async fn a_disk_that_somebody_moved_to_a_block_device_or_another_bus_is_still_th
     refused(&["attach it again"], &devices[1].0).await;
 
     // Back in their places, the one as libvirt's volume.
+    let why = failure(hypervisor.destroy(instance).await);
+    assert!(why.contains(&devices[1].0), "{why}");
+    virsh(&["detach-disk", &domain, "vdb", "--config"]);
     hypervisor.destroy(instance).await.unwrap();
     let document = format!(
         "<domain type='qemu'><name>{other}</name><uuid>{other}</uuid><memory>65536</memory><os><type>hvm</type></os>\
