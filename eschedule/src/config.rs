@@ -117,8 +117,7 @@ impl Settings {
         let file = &loaded.config;
         let name = |key: &str, value: &Option<String>| match value {
             None => Ok("default".to_owned()),
-            Some(text) if is_owner(text) => Ok(text.clone()),
-            Some(_) => Err(wrong(format!("{key}: wanted 1 to 255 characters, as placement has it"))),
+            Some(text) => owner(text).map_err(|why| wrong(format!("{key}: {why}"))),
         };
         for (name, url) in &file.images {
             catalog_name(name).map_err(|why| wrong(format!("images: `{name}`: {why}")))?;
@@ -235,6 +234,14 @@ impl Session {
             failure.message = format!("{} ({request_id})", failure.message);
         }
         failure
+    }
+}
+
+/// A project, where there can be one.
+pub(crate) fn owner(text: &str) -> Result<String, String> {
+    match is_owner(text) {
+        true => Ok(text.to_owned()),
+        false => Err("wanted 1 to 255 characters, as placement has it".to_owned()),
     }
 }
 

@@ -244,19 +244,25 @@ async fn volumes(session: &Session) -> Vec<Finding> {
     }
 }
 
-/// Records that somebody deleted.
-async fn records(session: &Session) -> Option<Finding> {
-    let found = match ec_cloud::unrecorded(&session.cloud).await {
+/// Records that somebody deleted, or damaged.
+async fn records(session: &Session) -> Vec<Finding> {
+    let cloud = &session.cloud;
+    let (found, damaged) = match tokio::try_join!(ec_cloud::unrecorded(cloud), ec_cloud::unreadable(cloud)) {
         Ok(found) => found,
-        Err(error) => return Some(not_known("records", &error)),
+        Err(error) => return vec![not_known("records", &error)],
+    };
+    let mend = "use the release that wrote it, or mend or delete the key with etcdctl";
+    let of_damaged = |(key, why): (String, String)| {
+        Finding::warning("records", format!("key {key} cannot be read: {why}"), mend)
     };
     let named = found.iter().map(|lost| called(lost.name.as_ref(), lost.instance));
-    of_those(
+    let lost = of_those(
         "records",
         named,
         "are asked for, and etcd lacks their records",
         "`eschedule heal` writes them anew",
-    )
+    );
+    lost.into_iter().chain(damaged.into_iter().map(of_damaged)).collect()
 }
 
 /// What lies in the image store, and is to lie there.

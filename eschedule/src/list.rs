@@ -30,7 +30,7 @@ struct WhoseArgs {
     label: Vec<LabelSelector>,
 
     /// Only those of this project
-    #[arg(long, value_name = "PROJECT")]
+    #[arg(long, value_name = "PROJECT", value_parser = crate::config::owner)]
     project: Option<String>,
 }
 

@@ -11,7 +11,8 @@ use ec_cloud::{Guest, Naming, resolve, resolve_name, resolve_volume};
 use ec_model::{
     Blob, CopyOf, ImageId, ImageRef, InstanceId, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
     input::{
-        KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256, is_sha512,
+        HOSTNAME, KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256,
+        is_sha512,
     },
 };
 use ec_runtime::exit::Failure;
@@ -408,9 +409,7 @@ pub(crate) fn hostname(option: &str, name: &str) -> Result<String, Failure> {
     if is_hostname(name) {
         Ok(name.to_owned())
     } else {
-        Err(Failure::usage(format!(
-            "{option} `{name}` is not a hostname: wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
-        )))
+        Err(Failure::usage(format!("{option} `{name}` is not a hostname: wanted {HOSTNAME}")))
     }
 }
 
@@ -438,11 +437,12 @@ pub(crate) async fn keys_in(path: &Path, option: &str) -> Result<Vec<String>, Fa
         return Err(wrong("is a private key: give the public one, which ends in .pub"));
     }
     let mut keys = Vec::new();
-    for line in text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#')) {
+    let lines = (1..).zip(text.lines().map(str::trim));
+    for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
         if !is_public_key(line) {
-            return Err(wrong(
-                "has a line that is not a public key: wanted for example `ssh-ed25519 AAAA… name`",
-            ));
+            return Err(wrong(&format!(
+                "has in line {number} what is not a public key: wanted for example `ssh-ed25519 AAAA… name`"
+            )));
         }
         keys.push(line.to_owned());
     }

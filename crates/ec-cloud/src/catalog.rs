@@ -1,9 +1,12 @@
 //! Flavors and keypairs: records that users name, and name again where they would have to say all of it.
 
-use ec_model::{Flavor, Keypair, Record, ResourceQuery, decode, encode};
+use ec_model::{
+    Flavor, Group, Image, Instance, Keypair, Node, Record, RecordError, Request, ResourceQuery, Status,
+    decode, encode,
+};
 use ec_store::{Compare, StoreError, Txn};
 
-use crate::{Ask, Cloud, CloudError, CloudResult};
+use crate::{Ask, Cloud, CloudError, CloudResult, lookup::MENDS};
 
 /// Records come and go while we look; so often is enough for anybody.
 const TRIES: usize = 5;
@@ -97,7 +100,7 @@ pub(crate) async fn create<R: Record>(cloud: &Cloud, key: String, name: &str, re
 async fn named<R: Record>(cloud: &Cloud, key: &str) -> CloudResult<Option<R>> {
     let pair = cloud.store.get(key).await?.0;
     pair.map(|pair| decode(&pair.value)).transpose().map_err(|error| {
-        CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed"))
+        CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed: {MENDS}"))
     })
 }
 
@@ -111,6 +114,35 @@ pub(crate) async fn all<R: Record>(cloud: &Cloud, prefix: &str) -> CloudResult<V
         }
     }
     Ok(records)
+}
+
+/// The keys of all projects that no program of this release can read, each with why; of what comes of itself, and goes so, none.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn unreadable(cloud: &Cloud) -> CloudResult<Vec<(String, String)>> {
+    fn why<R: Record>(value: &[u8]) -> Option<RecordError> {
+        decode::<R>(value).err()
+    }
+    type Why = fn(&[u8]) -> Option<RecordError>;
+    let keys = &cloud.keys;
+    let kinds: [(String, Why); 8] = [
+        (keys.nodes(), why::<Node>),
+        (keys.flavors(), why::<Flavor>),
+        (keys.all_keypairs(), why::<Keypair>),
+        (keys.all_groups(), why::<Group>),
+        (keys.images(), why::<Image>),
+        (keys.instances(), why::<Instance>),
+        (keys.all_requests(), why::<Request>),
+        (keys.all_statuses(), why::<Status>),
+    ];
+    let mut found = Vec::new();
+    for (prefix, why) in kinds {
+        for pair in cloud.store.list(&prefix).await?.pairs {
+            found.extend(why(&pair.value).map(|why| (pair.key, why.to_string())));
+        }
+    }
+    Ok(found)
 }
 
 /// A record that can be read, to be deleted as it was read; none where there is none. What cannot be read is not touched.

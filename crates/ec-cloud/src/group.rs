@@ -23,7 +23,7 @@ use crate::{
     Cloud, CloudError, CloudResult,
     catalog::{all, create, deletable, missing},
     intent::{Left, clear, failed, is_wanted, wanted, young_for},
-    lookup::{CONCURRENCY, Found, find},
+    lookup::{CONCURRENCY, Found, MENDS, find},
 };
 
 /// Members come and go while we look; so often is enough for anybody.
@@ -237,7 +237,7 @@ impl Joining {
         let key = cloud.keys.group(&cloud.project, name);
         let pair = cloud.store.get(&key).await?.0.ok_or_else(|| missing::<Group>(name))?;
         let group = decode(&pair.value).map_err(|error| {
-            CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed"))
+            CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed: {MENDS}"))
         })?;
         Ok(Self { group, revision: pair.mod_revision })
     }

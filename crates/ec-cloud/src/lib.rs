@@ -65,7 +65,8 @@ use ec_store::Store;
 pub use act::{Acted, act, act_selected};
 pub use ask::{Ask, Guest, Wanted};
 pub use catalog::{
-    add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs, no_keypair,
+    add_keypair, create_flavor, delete_flavor, delete_keypair, flavor, flavors, keypair, keypairs,
+    no_keypair, unreadable,
 };
 pub use destroy::{Doomed, destroy, destroy_called, destroy_selected};
 pub use ec_plan::{

@@ -371,6 +371,18 @@ pub(crate) async fn list_of(
             Some(_) => {}
         }
     }
+    // Of one that is about to be destroyed the record is gone already.
+    for (&(_, instance), &[request, status]) in &both {
+        let of_request = request.filter(|_| !recorded.contains_key(&instance));
+        let Some(Ok(mut other)) = of_request.map(|pair| decode_part::<Request, Other>(&pair.value)) else {
+            continue;
+        };
+        if other.kind.is_machine() && other.kind != kind {
+            let told = status.and_then(|pair| decode_part::<Status, OtherTold>(&pair.value).ok());
+            other.volumes.extend(told.map(|told| told.volumes).unwrap_or_default());
+            others.insert(instance, other);
+        }
+    }
     // Of every kind: what a killed command left is taken away whoever looks.
     let alone = recorded.keys().chain(others.keys()).copied().filter(|instance| !listed.contains(instance));
     let alone: Vec<Option<View>> = futures::stream::iter(alone)

@@ -23,7 +23,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
     Attachment, CopyOf, Extent, ImageRef, InstanceId, NodeId, ResourceQuery, Status, Workload,
-    input::{LABELS_MAX, LabelSelector, is_hostname},
+    input::{HOSTNAME, LABELS_MAX, LabelSelector, is_hostname},
 };
 use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
@@ -86,7 +86,7 @@ pub async fn create_volume(
 /// [`CloudError::Invalid`] with what is wrong.
 pub fn nameable(name: &str) -> CloudResult<()> {
     let why = if !is_hostname(name) {
-        "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid"
+        &*format!("wanted {HOSTNAME}")
     } else if image_of_copy(name).is_some() {
         "a copy that an image is made from is called so, and goes with that"
     } else {

@@ -12,6 +12,10 @@ pub const KEYS_MAX: usize = 64;
 /// A project or a user, as placement has them.
 pub const OWNER_MAX: usize = 255;
 
+/// What [`is_hostname`] takes, in words.
+pub const HOSTNAME: &str =
+    "letters, digits and hyphens, at most 63 in each part and 253 in all, and not a uuid";
+
 /// Whether a guest can be called so: RFC 1123's labels of letters, digits and hyphens, at most 63 each and 253 in all,
 /// and not a uuid, which is what instances are told apart by.
 pub fn is_hostname(name: &str) -> bool {

@@ -104,11 +104,10 @@ checked!(
 );
 checked!(
     HostName,
-    "a hostname: letters, digits and hyphens, at most 63 in each part, and not a uuid",
+    "a hostname: letters, digits and hyphens, at most 63 in each part and 253 in all, and not a uuid",
     text(HOST_NAME),
     |text: &str| {
-        let wanted = "wanted letters, digits and hyphens, at most 63 in each part, and not a uuid";
-        if input::is_hostname(text) { Ok(()) } else { Err(wanted.to_owned()) }
+        if input::is_hostname(text) { Ok(()) } else { Err(format!("wanted {}", input::HOSTNAME)) }
     }
 );
 checked!(LabelKey, "1 to 63 letters, digits, and - _ . : /", text(LABEL_KEY), |text: &str| {

@@ -3,7 +3,12 @@
 use ec_model::{Doc, Image, ImageId, ImageStatus};
 use ec_store::{Compare, Revision, StoreError, Txn};
 
-use crate::{Cloud, CloudError, CloudResult, catalog::missing, lookup::is_beginning, trust_clock};
+use crate::{
+    Cloud, CloudError, CloudResult,
+    catalog::missing,
+    lookup::{MENDS, is_beginning},
+    trust_clock,
+};
 
 /// A record as it was read.
 pub(super) struct Stored {
@@ -143,7 +148,7 @@ pub(super) async fn read(cloud: &Cloud, id: ImageId) -> CloudResult<Option<Store
     let key = cloud.keys.image(id);
     let Some(pair) = cloud.store.get(&key).await?.0 else { return Ok(None) };
     let doc = Doc::<Image>::decode(&pair.value).map_err(|error| {
-        CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed"))
+        CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed: {MENDS}"))
     })?;
     Ok(Some(Stored { doc, revision: pair.mod_revision }))
 }

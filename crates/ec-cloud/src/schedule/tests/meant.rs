@@ -556,3 +556,42 @@ async fn an_etcd_that_is_put_back_to_before_one_was_asked_for_is_no_sign_of_its_
     let error = gone.unwrap_err();
     assert!(matches!(&error, CloudError::Elsewhere(why) if why.contains("put back")), "{error}");
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_volume_whose_machine_is_about_to_go_is_told_and_listed_as_in_use() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let (volume, made) = world.volume_of_a_machine().await;
+    crate::destroy(&cloud, made.instance).await.unwrap();
+    let (one, listed) = (crate::volume(&cloud, volume).await.unwrap(), crate::volumes(&cloud).await.unwrap());
+    assert_eq!((one.status.as_str(), one.instance), ("in-use", Some(made.instance)));
+    assert_eq!(listed, [one]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_no_program_can_read_is_found_in_every_kind_and_project() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    world.volume("data").await;
+    assert_eq!(crate::unreadable(&cloud).await.unwrap(), []);
+    let keys = &world.keys;
+    let instance = InstanceId::new(uuid::Uuid::from_u128(7));
+    let damaged = [
+        keys.flavor("small"),
+        keys.keypair("other", "me"),
+        keys.group("other", "web"),
+        keys.image(ec_model::ImageId::new(uuid::Uuid::from_u128(7))),
+        keys.instance(instance),
+        keys.request(node(0), instance),
+        keys.status(node(0), instance),
+    ];
+    for (key, value) in damaged.iter().zip(["garbage", "", "{\"version\":99}", "[]", "x", "{}", "\"\""]) {
+        memory.txn(Txn::new().put(key.clone(), value)).await.unwrap();
+    }
+    let mut found: Vec<_> =
+        crate::unreadable(&cloud).await.unwrap().into_iter().map(|(key, _)| key).collect();
+    found.sort();
+    let mut damaged = damaged.to_vec();
+    damaged.sort();
+    assert_eq!(found, damaged);
+}
