@@ -10,7 +10,7 @@ use std::{
 use clap::{Parser, Subcommand};
 use ec_runtime::{
     LogFormat,
-    exit::{Failure, print},
+    exit::{Failure, arguments, print},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
 use ecompute::{
@@ -68,7 +68,10 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match arguments("ecompute") {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     // A check answers on standard output; what it meets on the way would only repeat it.
     init_logging(cli.log_format, if cli.check { "off" } else { "info" });
     install_tls_provider();

@@ -9,7 +9,11 @@ use std::{ffi::OsString, path::Path, process::ExitCode, sync::Arc};
 
 use clap::Parser;
 use config::Settings;
-use ec_runtime::{Host, LogFormat, exit::Failure, init_logging, install_tls_provider, shutdown_on_signals};
+use ec_runtime::{
+    Host, LogFormat,
+    exit::{Failure, arguments},
+    init_logging, install_tls_provider, shutdown_on_signals,
+};
 use ec_serve::port::Readings;
 use econtroller::{Tally, tend};
 use tokio_util::sync::CancellationToken;
@@ -40,7 +44,10 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match arguments("econtroller") {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     init_logging(cli.log_format, "info");
     install_tls_provider();
     ec_runtime::abort_on_panic();

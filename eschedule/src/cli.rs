@@ -2,12 +2,7 @@
 
 mod act;
 
-use std::{
-    ffi::OsString,
-    io::{self, Write},
-    path::PathBuf,
-    process::ExitCode,
-};
+use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{
     Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
@@ -17,7 +12,7 @@ use clap::{
 };
 use clap_complete::Shell;
 use ec_model::{RequestId, Restart, input::LabelSelector};
-use ec_runtime::{LogFormat, exit::written};
+use ec_runtime::{LogFormat, exit::answered};
 use schemars::JsonSchema;
 use serde::Deserialize;
 
@@ -278,7 +273,7 @@ impl From<Policy> for Restart {
 impl Cli {
     /// What was typed; where that cannot be, or was a question, how the process ends after its answer.
     pub(crate) fn read() -> Result<Self, ExitCode> {
-        let wrong = |error| answered(&brief(error));
+        let wrong = |error| answered("eschedule", &brief(error));
         let mut command = Self::command();
         let matches = command.try_get_matches_from_mut(std::env::args_os()).map_err(wrong)?;
         let mut cli = Self::from_arg_matches(&matches).map_err(wrong)?;
@@ -309,17 +304,7 @@ pub(crate) fn meant(word: &str) -> Option<String> {
         .map(|(_, name)| format!("did you mean `{name}`?"))
 }
 
-/// Tells what is wrong, or what was asked for.
-fn answered(error: &clap::Error) -> ExitCode {
-    let told = error.print().and_then(|()| io::stdout().flush());
-    match written(told) {
-        // Where nobody reads what is wrong, there is nobody to tell so.
-        Err(failure) if !error.use_stderr() => failure.report("eschedule"),
-        _ => u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
-    }
-}
-
-/// The same error, which repeats no more of what was typed than can be read.
+/// An error of what was typed, which repeats no more of what was typed than can be read.
 fn brief(mut error: clap::Error) -> clap::Error {
     if let Some(ContextValue::String(value)) = error.get(ContextKind::InvalidValue)
         && value.chars().count() > SHOWN

@@ -13,7 +13,7 @@ use clap::Parser;
 use ec_metadata::{MetadataConfig, RecordDir, serve};
 use ec_runtime::{
     LogFormat,
-    exit::{Failure, chain},
+    exit::{Failure, arguments, chain},
     init_logging, shutdown_on_signals,
 };
 use ec_serve::port::{Port, Readings as Desk};
@@ -110,7 +110,10 @@ fn host_address(text: &str) -> Result<Ipv4Addr, String> {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match arguments("mdserver") {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     init_logging(cli.log_format, "info");
     match run(cli) {
         Ok(()) => ExitCode::SUCCESS,

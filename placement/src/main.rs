@@ -13,8 +13,9 @@ use ec_model::placement_tokens;
 use ec_pki::endings;
 use ec_replica::Model;
 use ec_runtime::{
-    Host, LogFormat, config, exit::Failure, init_logging, install_tls_provider, raise_file_limit, service,
-    shutdown_on_signals,
+    Host, LogFormat, config,
+    exit::{Failure, arguments},
+    init_logging, install_tls_provider, raise_file_limit, service, shutdown_on_signals,
 };
 use ec_serve::TlsSection;
 use ec_store::{EtcdStore, Store};
@@ -164,7 +165,10 @@ impl StoreOptions {
 }
 
 fn main() -> ExitCode {
-    let cli = Cli::parse();
+    let cli: Cli = match arguments("eplacement") {
+        Ok(cli) => cli,
+        Err(code) => return code,
+    };
     init_logging(cli.store.log_format, "info");
     install_tls_provider();
     let result = match cli.command {

@@ -342,6 +342,16 @@ async fn output_that_nobody_reads_or_that_finds_no_room_is_no_panic() -> Result<
     let output =
         control.command(&["nosuch"]).stderr(File::options().write(true).open("/dev/full")?).output()?;
     assert_eq!(output.status.code(), Some(1));
+    for program in ["ecompute", "econtroller", "eplacement", "mdserver"] {
+        for asked in ["--help", "--version"] {
+            let full = std::process::Command::new(ec_tests::program(program))
+                .arg(asked)
+                .stdout(File::options().write(true).open("/dev/full")?)
+                .output()?;
+            assert_eq!(full.status.code(), Some(1), "{program} {asked}: {full:?}");
+            assert!(error(&full).contains("No space left on device"), "{program} {asked}: {full:?}");
+        }
+    }
     let check = std::process::Command::new(ec_tests::program("ecompute"))
         .arg("--check")
         .current_dir(control.directory())

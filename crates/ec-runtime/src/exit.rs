@@ -73,6 +73,24 @@ pub fn written(outcome: io::Result<()>) -> Result<(), Failure> {
     }
 }
 
+/// What was typed; where that cannot be, or was a question, how the process ends after its answer.
+///
+/// # Errors
+/// The exit code; all is told.
+pub fn arguments<C: clap::Parser>(program: &str) -> Result<C, ExitCode> {
+    C::try_parse().map_err(|error| answered(program, &error))
+}
+
+/// Tells what is wrong with what was typed, or what was asked for.
+pub fn answered(program: &str, error: &clap::Error) -> ExitCode {
+    let told = error.print().and_then(|()| io::stdout().flush());
+    match written(told) {
+        // Where nobody reads what is wrong, there is nobody to tell so.
+        Err(failure) if !error.use_stderr() => failure.report(program),
+        _ => u8::try_from(error.exit_code()).map_or(ExitCode::FAILURE, ExitCode::from),
+    }
+}
+
 /// Writes a line to standard error, in one piece, so that nothing of another program comes between it and its
 /// end. Where that is not possible there is nobody to tell. It is one line, and does nothing to a terminal, whoever worded it.
 pub fn tell(line: &str) {
