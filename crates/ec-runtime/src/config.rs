@@ -118,6 +118,14 @@ pub fn parse<T: DeserializeOwned + Default>(text: &str, path: &Path) -> Result<T
         return Err(ConfigError::Wrong { location, message });
     }
     serde_yaml::from_str(text).map_err(|error| {
+        // Of that the reader tells no place.
+        let second =
+            error.to_string().contains("more than one document").then(|| second_document(text)).flatten();
+        if let Some(line) = second {
+            let location = format!("{}:{line}:1", path.display());
+            let message = "a second document begins here: wanted one in a file".to_owned();
+            return ConfigError::Wrong { location, message };
+        }
         let location = error.location().map_or_else(
             || path.display().to_string(),
             |place| format!("{}:{}:{}", path.display(), place.line(), place.column()),
@@ -152,6 +160,15 @@ fn too_deep(text: &str) -> Option<usize> {
     None
 }
 
+/// The line with which a second document begins.
+fn second_document(text: &str) -> Option<usize> {
+    let mut lines = (1..).zip(text.lines());
+    let says_something = |line: &str| !line.trim().is_empty() && !line.starts_with(['#', '%']);
+    // The first may begin with such a line, too.
+    lines.find(|(_, line)| says_something(line))?;
+    lines.find(|(_, line)| *line == "---" || line.starts_with("--- ")).map(|(number, _)| number)
+}
+
 /// Without the names that types have in the code.
 fn in_words(text: &str) -> String {
     match text.split_once(", expected struct ") {
@@ -173,7 +190,10 @@ fn in_words(text: &str) -> String {
 /// key where one is unknown.
 fn explain(text: &str) -> String {
     let text = text.rfind(" at line ").map_or(text, |at| &text[..at]);
-    let text = &in_words(text);
+    if text == "repetition limit exceeded" {
+        return "aliases (`*NAME`) say one thing too often: wanted it written out".to_owned();
+    }
+    let text = &in_words(text).replace("invalid type: enum", "invalid type: a tag (`!NAME`)");
     let Some((section, rest)) = text.split_once("unknown field `") else {
         return text.to_owned();
     };
@@ -277,6 +297,21 @@ mod tests {
         );
         let text = wrong("- a\n");
         assert!(text.starts_with("compute.yaml:1:1: invalid type: sequence"), "{text}");
+    }
+
+    #[test]
+    fn what_the_reader_says_in_its_own_words_is_said_with_what_is_wanted() {
+        let text = wrong("# ours\n---\netcd:\n  host: a\n---\nplacement: {}\n");
+        assert!(text.starts_with("compute.yaml:5:1: a second document begins here"), "{text}");
+        let text = explain("instances: invalid type: enum, expected keys with values at line 2 column 3");
+        assert_eq!(text, "instances: invalid type: a tag (`!NAME`), wanted keys with values");
+        let many = |name: &str| vec![format!("*{name}"); 9].join(", ");
+        let mut bomb = "a: &a [x, x, x, x, x, x, x, x, x]\n".to_owned();
+        for (one, next) in ["a", "b", "c", "d", "e", "f", "g"].windows(2).map(|two| (two[0], two[1])) {
+            bomb += &format!("{next}: &{next} [{}]\n", many(one));
+        }
+        let text = serde_yaml::from_str::<serde_yaml::Value>(&bomb).unwrap_err().to_string();
+        assert!(explain(&text).contains("wanted it written out"), "{text}");
     }
 
     #[test]
