@@ -176,7 +176,8 @@ impl View {
         let asked = of_disk(&record.spec.resources);
         let why = was.failed.as_deref().unwrap_or_default();
         let reason = self.reason.unwrap_or_else(|| {
-            format!("it could not grow to {asked} GB: {why}; `eschedule volume extend` tries it again")
+            let at = second(was.wished_at);
+            format!("it could not grow to {asked} GB as asked for at {at}: {why}; `eschedule volume extend` tries it again")
         });
         let mut resources = self.resources;
         resources.extend(was.resources.clone());
@@ -208,8 +209,10 @@ impl View {
         let rebuilt = status.rebuilt.as_ref().filter(|_| record.kind == Workload::Volume);
         let not_anew = rebuilt
             .filter(|was| request.rebuild.as_ref().is_some_and(|wish| wish.wished_at == was.wished_at))
-            .and_then(|was| was.failed.as_ref())
-            .map(|why| format!("it could not be made anew, and has its old disk: {why}"));
+            .and_then(|was| Some((second(was.wished_at), was.failed.as_ref()?)))
+            .map(|(at, why)| {
+                format!("it could not be made anew as asked for at {at}, and has its old disk: {why}; `eschedule volume restore` tries it again")
+            });
         let reason = reason.or(not_anew);
         Self { state: state.to_string(), reason, ..self }
     }
@@ -282,6 +285,11 @@ fn asked_by(request: Option<&Request>, record: Option<&Instance>) -> Option<Requ
 /// Of a record that cannot be read.
 fn not_wanted(why: &str) -> String {
     format!("what is wanted of it cannot be read: {why}")
+}
+
+/// A time for people, in UTC.
+fn second(time: Timestamp) -> String {
+    time.strftime("%Y-%m-%dT%H:%M:%SZ").to_string()
 }
 
 /// What an agent said that it is about; or that it has not said anything of the newest wish yet.
