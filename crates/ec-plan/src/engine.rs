@@ -165,9 +165,13 @@ impl Engine {
             Event::Observed(instance, begun, observed) => self.observed(instance, begun, observed),
             Event::Allocation(instance, held) => {
                 let held = held.map(|held| {
-                    let now = self.now;
-                    self.touch(instance).hold(held, now);
-                    self.no_failure(instance);
+                    let (now, known) = (self.now, self.touch(instance));
+                    // An audit asks again for what it misses, whatever waits for its next try.
+                    let is_news = !known.holds(&held);
+                    known.hold(held, now);
+                    if is_news {
+                        self.no_failure(instance);
+                    }
                 });
                 self.answered(instance, held, "failed to ask for its allocation; trying on");
             }
@@ -354,7 +358,10 @@ impl Engine {
             Next::Settled | Next::Stuck(Problem::Told) => self.no_failure(instance),
             Next::Run(effects) => self.begin(instance, Work::Effects(effects), plan.why),
             Next::Ask(question) => self.ask(instance, question),
-            Next::Wait(Until::Address) => self.search_again = true,
+            Next::Wait(Until::Address) => {
+                self.no_failure(instance);
+                self.search_again = true;
+            }
             // The look that is due soon plans again.
             Next::Wait(Until::Sight) => {}
             Next::Wait(Until::Copied) => self.wait_for_copy(instance, facts.generation, plan.why),

@@ -1,12 +1,22 @@
 //! What is learnt from the end of a job, and what comes after it.
 
-use ec_model::InstanceId;
+use ec_model::{InstanceId, State};
 
 use super::{
     Change, Engine, IMAGE_PATIENCE, LOOK_SOON, Outcome, RETRY_FIRST, RETRY_MOST, Report, Work, agenda::What,
     known::Busy,
 };
-use crate::machine::{Effect, ran};
+use crate::{
+    Facts, StatusFacts, Wanted,
+    machine::{Effect, ran},
+};
+
+/// Whether it is swept once it is told that it failed, for which there is no need to wait: it is being built, and never ran. What is in
+/// ERROR already is not told anything new by that.
+fn is_swept_next(facts: &Facts) -> bool {
+    let is_in_error = matches!(&facts.status, StatusFacts::Known(status) if status.state == State::Error);
+    facts.wanted == Wanted::Active && !ran(facts) && !is_in_error
+}
 
 impl Engine {
     pub(super) fn ended(&mut self, report: Report) {
@@ -67,7 +77,7 @@ impl Engine {
             Outcome::Done => {
                 // What failed for good stays so until its time comes, although telling it worked.
                 if !tells_failure {
-                    self.no_failure(instance);
+                    self.agenda.clear(What::Retry(instance));
                 }
                 // Who has its addresses is not waited for any more.
                 self.search_again = true;
@@ -97,7 +107,7 @@ impl Engine {
                     let effects = vec![Effect::GiveUpRescue(reason.clone())];
                     return self.begin(instance, Work::Effects(effects), reason.into());
                 }
-                if ran(&facts) {
+                if !is_swept_next(&facts) {
                     // It is kept, and tried again: what is wrong with it may be mended.
                     self.retry_later(instance, &reason);
                 }
@@ -123,7 +133,8 @@ impl Engine {
         self.agenda.set(What::Retry(instance), self.now.since_start + pause);
     }
 
-    /// Nothing stands in the way of the next try.
+    /// Nothing stands in the way of the next try, nor does what failed before count: it is at rest, or wished otherwise. That a job was done
+    /// between two that failed is not enough, or what fails for good would be tried with the shortest pause for ever.
     pub(super) fn no_failure(&mut self, instance: InstanceId) {
         self.agenda.clear(What::Retry(instance));
         if let Some(known) = self.known.get_mut(&instance) {

@@ -457,6 +457,11 @@ impl Known {
         self.allocation = Some(held);
     }
 
+    /// Whether that is what placement has, as far as is known.
+    pub(super) fn holds(&self, held: &Held) -> bool {
+        self.allocation.as_ref() == Some(held)
+    }
+
     /// A new wish is tried at once.
     pub(super) fn forget_failure_of_volumes(&mut self) {
         self.volumes_failed = None;

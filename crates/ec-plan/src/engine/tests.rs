@@ -3,6 +3,7 @@
 mod boots;
 mod copies;
 mod looks;
+mod pauses;
 mod sights;
 mod sizes;
 

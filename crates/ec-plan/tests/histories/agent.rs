@@ -52,8 +52,9 @@ pub(crate) struct Agent {
     began: Duration,
     /// Everything that was said, to be said again to another engine.
     said: Vec<(Event, Now, Vec<Command>)>,
-    /// How many jobs it has begun. Asking placement is none: each audit may ask for what it misses.
-    pub(crate) jobs: usize,
+    /// The jobs that it has begun, and when. Asking placement is none: each audit may ask for what it misses.
+    pub(crate) begun: Vec<(Duration, InstanceId, Work)>,
+    now: Duration,
     /// Of which instances work is under way.
     working: Vec<InstanceId>,
     /// The requests were told once.
@@ -71,7 +72,8 @@ impl Agent {
             search: Search::default(),
             began: outside.now,
             said: Vec::new(),
-            jobs: 0,
+            begun: Vec::new(),
+            now: Duration::ZERO,
             working: Vec::new(),
             listed: false,
         }
@@ -95,6 +97,7 @@ impl Agent {
             Event::Listed(_) => self.listed = true,
             _ => {}
         }
+        self.now = outside.now;
         let now = Now { since_start: outside.now - self.began, stamp: outside.stamp() };
         let commands = self.engine.on(event.clone(), now);
         self.said.push((event, now, commands.clone()));
@@ -123,7 +126,7 @@ impl Agent {
             Command::Begin(job) => {
                 assert!(self.listed, "nothing is begun before the requests are listed");
                 self.works(job.instance);
-                self.jobs += 1;
+                self.begun.push((self.now, job.instance, job.work.clone()));
                 assert!(self.engine.why(job.instance).is_some_and(|why| !why.is_empty()), "{job:?}");
                 let fails = matches!(job.work, Work::Fail(_));
                 let unreadable = job.request.is_none() && job.request_revision.is_some();

@@ -6,6 +6,7 @@
 //! leaked, nothing is lost, and once the world is kind all comes to rest.
 
 mod agent;
+mod lasting;
 mod outside;
 mod worker;
 
@@ -169,14 +170,14 @@ impl History {
         let mut quiet = 0;
         for due in 0.. {
             assert!(due < 400, "no rest: {:?}", self.outside);
-            let before = self.agent().0.jobs;
+            let before = self.agent().0.begun.len();
             let (agent, outside) = self.agent();
             agent.due(outside, Duration::MAX);
             self.end();
             let (agent, outside) = self.agent();
             agent.search(outside, due % 10 == 0);
             self.end();
-            quiet = if self.agent().0.jobs == before { quiet + 1 } else { 0 };
+            quiet = if self.agent().0.begun.len() == before { quiet + 1 } else { 0 };
             // Looks come every half minute: this is longer than any pause and any grace.
             if quiet > 10 {
                 return;

@@ -1,7 +1,7 @@
 //! What is outside the agent, as plain data: etcd, placement, a hypervisor, the node's disk; and what nobody in it
 //! remembers, which is what histories are judged by.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, mem::Discriminant, sync::Arc, time::Duration};
 
 use ec_model::{
     AccessKind, AccessWish, Address, AddressSource, Attachment, Desired, End, ImageRef, InstanceId, NodeId,
@@ -11,6 +11,7 @@ use ec_model::{
 use ec_plan::{
     RecordFacts,
     engine::{Held, Requested, Seen, StatusEntry},
+    machine::Effect,
 };
 use jiff::Timestamp;
 
@@ -146,6 +147,8 @@ pub(crate) struct Outside {
     pub(crate) deaf: bool,
     /// Nor let go of volumes.
     pub(crate) stubborn: bool,
+    /// What fails whenever it is tried, and whether for a reason that may pass.
+    pub(crate) lasting: Option<(Discriminant<Effect>, bool)>,
     /// What the agent's watch has to tell yet; dropped while there is no agent.
     pub(crate) news: Vec<News>,
 }
@@ -278,6 +281,7 @@ impl Outside {
             addresses: false,
             deaf: false,
             stubborn: false,
+            lasting: None,
             news: Vec::new(),
         }
     }

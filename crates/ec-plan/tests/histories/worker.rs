@@ -272,6 +272,12 @@ impl Worker {
     }
 
     fn perform(&mut self, effect: Effect, outside: &mut Outside) -> Result<(), Stop> {
+        if let Some((which, may_pass)) = outside.lasting
+            && which == std::mem::discriminant(&effect)
+        {
+            self.touched = true;
+            return Err(if may_pass { Stop::Retry } else { Stop::Failed });
+        }
         let instance: InstanceId = self.job.instance;
         let (images, start_broken, now) = (outside.images, outside.start_broken, outside.stamp());
         let deaf = outside.deaf;
