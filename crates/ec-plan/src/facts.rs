@@ -341,7 +341,8 @@ impl Facts {
     pub fn size_to_have(&self) -> Option<Size> {
         let RecordFacts::Kept { size, .. } = self.record else { return None };
         let ResizeFacts { wanted, wished, .. } = self.resize;
-        let was_given_up = size.failed && size.wished_at == wished;
+        // Without a wish, in an etcd of before the first, what failed last counts: nobody else would ever say that it is enough.
+        let was_given_up = size.failed && (wished.is_none() || size.wished_at == wished);
         let is_measured = wished.is_some() || size.wished_at.is_some() || size.growing.is_some();
         if self.boots_elsewhere()
             || was_given_up

@@ -242,7 +242,8 @@ impl Worker {
         let request = self.request()?;
         let wished = request.resize.map(|wish| wish.wished_at);
         let noted = record.resized.as_ref();
-        let given_up = noted.is_some_and(|noted| noted.failed.is_some() && Some(noted.wished_at) == wished);
+        let is_of_it = |at| wished.is_none_or(|wished| wished == at);
+        let given_up = noted.is_some_and(|noted| noted.failed.is_some() && is_of_it(noted.wished_at));
         let spec = &spec_of(&request)?.resources;
         let is_sized = request.kind == Workload::Volume || is_measured(spec);
         if given_up || !is_sized || (wished.is_none() && noted.is_none()) {

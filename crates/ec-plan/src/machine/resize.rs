@@ -16,7 +16,7 @@
 //! ```
 //!
 //! What is wanted is a size, and not that something be done: whatever etcd was put back to, the guest comes to have the
-//! size that is wanted there. A disk never shrinks, and a guest that nobody ever wished another size for is not measured.
+//! size that is wanted there, or is found not to be able to: without a wish, what failed last is not tried again. A disk never shrinks, and a guest that nobody ever wished another size for is not measured.
 //! Of one that boots from its rescue disk nothing is done about its size; a wish for a rescue waits for one for a size.
 
 use ec_model::{Power, RunState, Size, State};

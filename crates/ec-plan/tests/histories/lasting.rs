@@ -3,10 +3,14 @@
 use std::{mem::discriminant, time::Duration};
 
 use ec_model::{InstanceId, State};
-use ec_plan::machine::Effect;
+use ec_plan::{RecordFacts, engine::StatusEntry, machine::Effect};
 use proptest::prelude::*;
 
-use crate::{History, outside::Outside, turn};
+use crate::{
+    History, Turn,
+    outside::{Happening, Outside},
+    turn,
+};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -122,4 +126,51 @@ proptest! {
         let jobs = history.hour();
         prop_assert!(jobs < MOST_JOBS, "{jobs} jobs: {:?}", history.outside);
     }
+}
+
+/// One that was made large and then small, of which an older etcd knows neither wish, and that cannot be large any more.
+fn small_again() -> History {
+    let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+    let mut history = History { outside: Outside::new(&[instance]), agent: None };
+    history.outside.heal();
+    let mut take = |turn| history.take(&turn, &[instance; 2]);
+    take(Turn::Happens(false, Happening::Claim));
+    take(Turn::Happens(false, Happening::Request));
+    take(Turn::Search(2));
+    take(Turn::Ends);
+    take(Turn::Happens(false, Happening::Resize(3, 1)));
+    take(Turn::Ends);
+    let thing = history.outside.thing(instance);
+    let RecordFacts::Kept { size, .. } = &mut thing.record else { unreachable!("it was built") };
+    // As if it had been made so: nobody ever wished it another size.
+    (size.wished_at, thing.keys.resize) = (None, None);
+    if let StatusEntry::Known(status, _) = &mut thing.keys.status {
+        status.resized = None;
+    }
+    history.kill();
+    let mut take = |turn| history.take(&turn, &[instance; 2]);
+    take(Turn::Happens(false, Happening::EtcdSaved));
+    take(Turn::Happens(false, Happening::Resize(1, 1)));
+    take(Turn::Ends);
+    take(Turn::Time(100));
+    take(Turn::Ends);
+    assert_eq!(history.outside.thing(instance).size.vcpus, 1);
+    history.take(&Turn::Happens(false, Happening::EtcdRestored), &[instance; 2]);
+    history
+}
+
+#[test]
+fn a_size_that_an_older_etcd_wants_and_that_cannot_be_had_is_given_up_and_told() {
+    let mut history = small_again();
+    history.outside.lasting = Some((discriminant(&Effect::Grow), false));
+    history.hour();
+    let (_, thing) = history.outside.things.first_key_value().unwrap();
+    assert!(thing.runs() && thing.state() == Some(State::Active), "{thing:?}");
+    let told = thing.keys.status.known().and_then(|status| status.resized.as_ref());
+    assert!(told.is_some_and(|told| told.failed.is_some()), "{thing:?}");
+    // Nor does it start any more at all.
+    let mut history = small_again();
+    history.outside.start_broken = true;
+    history.hour();
+    assert_eq!(history.outside.things.first_key_value().unwrap().1.size.vcpus, 1);
 }
