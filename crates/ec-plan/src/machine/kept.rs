@@ -282,7 +282,8 @@ fn paused(facts: &Facts, why: Pause) -> Plan {
             }
             _ => {
                 let reason = "an I/O error on its disk; there is room again, it is let go on";
-                return Plan::run(vec![Announce(State::Paused, Some(reason.to_owned())), Resume], reason);
+                // Told afterwards: an etcd that takes nothing, perhaps for want of space, too, holds no guest up.
+                return Plan::run(vec![Resume, Announce(State::Paused, Some(reason.to_owned()))], reason);
             }
         },
         Pause::Storage { room: false } => {
