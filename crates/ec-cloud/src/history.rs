@@ -4,7 +4,8 @@
 use std::collections::BTreeSet;
 
 use ec_model::{
-    Action, ActionVerb, Actions, Instance, InstanceId, NodeId, Outcomes, Status, Workload, decode, encode,
+    Action, ActionVerb, Actions, Doc, Instance, InstanceId, NodeId, Outcomes, Status, Workload, decode,
+    encode,
 };
 use ec_plan::history::{Fate, Happening, RETENTION, told};
 use ec_store::{Compare, LeaseId, Txn};
@@ -135,14 +136,14 @@ pub(crate) async fn note(cloud: &Cloud, asked: Asked, txn: Txn, lease: Option<Le
     let instance = asked.instance;
     let key = cloud.keys.actions(instance);
     let (mut actions, unchanged) = match cloud.store.get(&key).await?.0 {
-        Some(pair) => match decode::<Actions>(&pair.value) {
+        Some(pair) => match Doc::<Actions>::decode(&pair.value) {
             Ok(actions) => (actions, Compare::Unchanged(key.clone(), pair.mod_revision)),
             Err(_) => return Ok(txn),
         },
-        None => (Actions { instance, actions: Vec::new() }, Compare::Absent(key.clone())),
+        None => (Doc::new(Actions { instance, actions: Vec::new() }), Compare::Absent(key.clone())),
     };
-    actions.push(asked.by(cloud));
-    let (txn, value) = (txn.when(unchanged), encode(&actions));
+    actions.record.push(asked.by(cloud));
+    let (txn, value) = (txn.when(unchanged), actions.encode());
     Ok(match lease {
         Some(lease) => txn.put_leased(key, value, lease),
         None => txn.put(key, value),

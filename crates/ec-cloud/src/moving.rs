@@ -7,7 +7,7 @@
 //!  new node:        disk received ──▶ told as there
 //! ```
 
-use ec_model::{ActionVerb, Assigned, Attachment, Handover, InstanceId, NodeId, Record, Request, Workload};
+use ec_model::{ActionVerb, Assigned, Attachment, Handover, InstanceId, NodeId, Record, Workload};
 use ec_plan::volumes::{self, Sides};
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 
@@ -199,17 +199,13 @@ async fn move_heard(
         // was claimed for it here may have been given back.
         let resized = disk.status.record().and_then(|status| status.resized.as_ref());
         let was_refused = resized.is_some_and(|was| was.failed.is_some());
-        let mut come = Request {
-            epoch,
-            generation,
-            handover: Some(Handover::From(disk.node)),
-            resize: order.record.resize.filter(|_| was_refused),
-            access: None,
-            request_id: cloud.request_id,
-            ..order.record.clone()
-        };
+        let mut come = order.clone();
+        let wish = &mut come.record;
+        (wish.epoch, wish.generation, wish.handover) = (epoch, generation, Some(Handover::From(disk.node)));
+        wish.resize = wish.resize.filter(|_| was_refused);
+        (wish.access, wish.request_id) = (None, cloud.request_id);
         // Nobody knows any more of a wish that failed.
-        if let Some(spec) = &mut come.spec {
+        if let Some(spec) = &mut wish.spec {
             spec.image.clone_from(&image);
         }
         record.record.spec.image = image;
@@ -219,7 +215,7 @@ async fn move_heard(
         (record.record.generation, record.record.request_id) = (generation, cloud.request_id);
         record.record.attached = None;
         for (which, sign) in [(disk.node, &old_sign), (node, &sign)] {
-            if let Some(why) = not_understood(which, &sign.value, come.format()) {
+            if let Some(why) = not_understood(which, &sign.value, come.record.format()) {
                 return Err(refused(why));
             }
         }
@@ -236,7 +232,7 @@ async fn move_heard(
             .when(Compare::Unchanged(sign.key, sign.mod_revision))
             .put(record_key, record.encode())
             .put(from_key, order.encode())
-            .put(to_key, ec_model::encode(&come));
+            .put(to_key, come.encode());
         let txn = let_in(cloud, &disk, "move", false, txn).await?;
         let detail = Some(format!("from node {} to node {node}", disk.node));
         let (verb, at) = (ActionVerb::Migrate, cloud.host.now());

@@ -272,9 +272,15 @@ fn plain<R: Record>(record: &R) -> Value {
     serde_json::to_value(record).unwrap_or_default()
 }
 
-/// Makes the differences between `old` and `new` in `value`; of objects only what differs.
+/// Makes the differences between `old` and `new` in `value`; of objects only what differs, and of lists only what was not in them.
 fn take_over(value: &mut Value, old: &Value, new: &Value) {
     if old == new {
+        return;
+    }
+    if let (Value::Array(items), Value::Array(old), Value::Array(new)) = (&mut *value, old, new)
+        && items.len() == old.len()
+    {
+        *items = taken_over(std::mem::take(items), old, new);
         return;
     }
     let (Value::Object(fields), Value::Object(old), Value::Object(new)) = (&mut *value, old, new) else {
@@ -289,6 +295,16 @@ fn take_over(value: &mut Value, old: &Value, new: &Value) {
         let was = old.get(name).cloned().unwrap_or_else(none);
         take_over(fields.entry(name).or_insert_with(|| was.clone()), &was, new);
     }
+}
+
+/// The list `new`, of which each that is equal to one of `old` is as that was in `items`; each of these is taken once.
+fn taken_over(items: Vec<Value>, old: &[Value], new: &[Value]) -> Vec<Value> {
+    let mut left: Vec<(&Value, Value)> = old.iter().zip(items).collect();
+    let mut take = |new: &Value| {
+        let place = left.iter().position(|(old, _)| *old == new)?;
+        Some(left.remove(place).1)
+    };
+    new.iter().map(|new| take(new).unwrap_or_else(|| new.clone())).collect()
 }
 
 /// Bytes that travel as base64 in JSON.

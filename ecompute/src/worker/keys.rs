@@ -1,6 +1,6 @@
 //! What lies in etcd of an instance. All of it is written only while this agent is the node.
 
-use ec_model::{Outcome, Outcomes, Status, decode, encode};
+use ec_model::{Doc, Outcome, Outcomes, Status, encode};
 use ec_plan::{
     engine::{Change, StatusEntry},
     history::{self, RETENTION},
@@ -19,7 +19,7 @@ pub(super) const NOT_OURS: &str =
 /// What came of an instance, as it is to be written.
 struct Notes {
     key: String,
-    outcomes: Outcomes,
+    outcomes: Doc<Outcomes>,
     /// What they hung on before. Nothing else hangs on it but the status, which is written or deleted with them.
     lease: Option<LeaseId>,
 }
@@ -44,7 +44,7 @@ impl Worker {
         txn = self.hold(None, txn).await?;
         if let Some(notes) = self.outcomes_with(outcome).await? {
             let lease = self.parts.store.grant_for(&notes.key, RETENTION).await?;
-            txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
+            txn = txn.put_leased(notes.key, notes.outcomes.encode(), lease);
         }
         self.end(txn).await?;
         self.now_is(StatusEntry::Absent);
@@ -63,7 +63,7 @@ impl Worker {
             .delete(self.parts.settings.keys.user_data(self.parts.node, instance))
             .put_leased(self.parts.status_key(instance), encode(&status), lease);
         if let Some(notes) = outcomes {
-            txn = txn.put_leased(notes.key, encode(&notes.outcomes), lease);
+            txn = txn.put_leased(notes.key, notes.outcomes.encode(), lease);
         }
         let revision = self.end(self.status_as_known(txn)).await?;
         self.now_is(StatusEntry::Known(Box::new(status), revision));
@@ -109,16 +109,16 @@ impl Worker {
         let key = self.outcomes_key();
         let there = self.parts.store.get(&key).await?.0;
         let lease = there.as_ref().and_then(|pair| pair.lease);
-        let mut outcomes = match there.map(|pair| decode(&pair.value)) {
+        let mut outcomes = match there.map(|pair| Doc::decode(&pair.value)) {
             Some(Ok(outcomes)) => outcomes,
             Some(Err(error)) => {
                 tracing::warn!(%error, "what came of it is not noted");
                 return Ok(None);
             }
-            None => Outcomes { instance, node, outcomes: Vec::new() },
+            None => Doc::new(Outcomes { instance, node, outcomes: Vec::new() }),
         };
         if let Some(outcome) = outcome {
-            outcomes.push(outcome);
+            outcomes.record.push(outcome);
         }
         Ok(Some(Notes { key, outcomes, lease }))
     }
@@ -182,7 +182,7 @@ impl Worker {
         if let Some(outcome) = history::noted(self.status.known(), &status)
             && let Some(notes) = self.outcomes_with(Some(outcome)).await?
         {
-            txn = txn.put(notes.key, encode(&notes.outcomes));
+            txn = txn.put(notes.key, notes.outcomes.encode());
             before = notes.lease;
         }
         if !planted("older-wish-told") {

@@ -123,6 +123,25 @@ fn a_change_keeps_what_the_reader_does_not_know() {
 }
 
 #[test]
+fn a_list_that_is_changed_keeps_what_the_reader_does_not_know_of_those_that_stay_in_it() {
+    let has = |number| Attachment {
+        volume: InstanceId::new(uuid::Uuid::from_u128(number)),
+        device: format!("vd{number}"),
+    };
+    let mut json = json(&Request { volumes: vec![has(1), has(2), has(3)], ..request() });
+    for number in 0..3 {
+        json["volumes"][number]["later"] = number.into();
+    }
+    let mut doc = Doc::<Request>::decode(json.to_string().as_bytes()).unwrap();
+    doc.record.volumes = vec![has(3), has(4), has(1)];
+    let written = doc.encode();
+    let read: Value = serde_json::from_slice(&written).unwrap();
+    let of = |number: usize| read["volumes"][number]["later"].as_u64();
+    assert_eq!([of(0), of(1), of(2)], [Some(2), None, Some(0)], "{read}");
+    assert_eq!(decode::<Request>(&written).unwrap(), doc.record);
+}
+
+#[test]
 fn words_of_a_later_release_that_may_be_overlooked_are_unknown_and_others_are_refused() {
     assert_eq!(serde_json::from_str::<State>(r#""SHELVED""#).unwrap(), State::Unknown);
     assert_eq!(serde_json::from_str::<AddressSource>(r#""ndp""#).unwrap(), AddressSource::Unknown);

@@ -442,6 +442,49 @@ async fn said_again_what_is_on_its_way_is_waited_for() {
 }
 
 #[tokio::test]
+async fn what_a_later_release_wrote_of_what_was_done_before_stays_there() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (_, made) = world.volume_of_a_machine().await;
+    let key = world.keys.actions(made.instance);
+    let read = || serde_json::from_slice::<serde_json::Value>(&world.under(&key)[0].value).unwrap();
+    let mut actions = read();
+    actions["actions"][0]["later"] = 1.into();
+    let written = serde_json::to_vec(&actions).unwrap();
+    world.etcd.memory.txn(Txn::new().put(key.clone(), written)).await.unwrap();
+    act(&world.cloud(), made.instance, &label("role", Some("web"))).await.unwrap();
+    let now = read();
+    let count = |actions: &serde_json::Value| actions["actions"].as_array().map(Vec::len);
+    assert_eq!(count(&now), count(&actions).map(|count| count + 1), "{now}");
+    assert_eq!(now["actions"][0], actions["actions"][0]);
+}
+
+#[tokio::test]
+async fn what_a_later_release_wrote_of_a_volume_goes_along_to_another_node() {
+    let world = World::new(2, 0, &[]).await.roomy(9);
+    let data = world.volume("data").await;
+    let is_there = |node| !world.under(&world.keys.request(node, data)).is_empty();
+    let (from, to) = if is_there(node(0)) { (0, 1) } else { (1, 0) };
+    let storage = Some(ec_model::SharedStorage::named("ceph"));
+    for number in [from, to] {
+        let sign = encode(&Alive { storage: storage.clone(), ..alive(number) });
+        world.etcd.memory.txn(Txn::new().put(world.keys.alive(node(number)), sign)).await.unwrap();
+    }
+    let key = world.keys.status(node(from), data);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let heard = Status { observed_generation: u64::MAX, ..status };
+    world.etcd.memory.txn(Txn::new().put(key, encode(&heard))).await.unwrap();
+    let key = world.keys.request(node(from), data);
+    let mut order: serde_json::Value = serde_json::from_slice(&world.under(&key)[0].value).unwrap();
+    order["later"] = 1.into();
+    let written = serde_json::to_vec(&order).unwrap();
+    world.etcd.memory.txn(Txn::new().put(key, written)).await.unwrap();
+    crate::move_volume(&world.cloud(), data, node(to)).await.unwrap();
+    let come = world.under(&world.keys.request(node(to), data));
+    let come: serde_json::Value = serde_json::from_slice(&come[0].value).unwrap();
+    assert_eq!(come["later"], order["later"], "{come}");
+}
+
+#[tokio::test]
 async fn of_a_volume_of_what_failed_before_it_ran_it_is_told_how_it_is_let_go_of() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let cloud = world.cloud();
