@@ -127,8 +127,8 @@ pub(crate) async fn keep(
 ) -> Result<(), Taken> {
     let mut hold: Option<Hold> = None;
     let mut lost = false;
-    // The key of another, and since when it is seen as it is, without a gap.
-    let mut other_since: Option<(Option<Revision>, Instant)> = None;
+    // The key of another, with the term of etcd's leader, and since when both are seen as they are, without a gap.
+    let mut other_since: Option<(Sight, Instant)> = None;
     let mut renewed_at = Instant::now();
     let outcome = loop {
         let pause = match renew(store.as_ref(), hold, presence, &record).await {
@@ -157,8 +157,11 @@ pub(crate) async fn keep(
                         OTHER_LIVES.as_secs()
                     );
                 }
-                let seen = other_since.filter(|(before, _)| *before == revision);
-                let (_, since) = *other_since.insert(seen.unwrap_or((revision, Instant::now())));
+                // A new leader gives every lease its whole time again: what is there yet says nothing of who lives.
+                let term = store.server().await.ok().map(|server| server.term);
+                let sight = Sight { revision, term };
+                let seen = other_since.filter(|(before, _)| *before == sight);
+                let (_, since) = *other_since.insert(seen.unwrap_or((sight, Instant::now())));
                 if since.elapsed() >= OTHER_LIVES {
                     break Err(Taken {
                         node: record.node,
@@ -211,6 +214,14 @@ pub(crate) async fn keep(
         tracing::warn!(%error, "failed to revoke this node's lease; it runs out by itself");
     }
     outcome
+}
+
+/// The key of another, as it was seen.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Sight {
+    revision: Option<Revision>,
+    /// Under which leader of etcd; none where it did not say.
+    term: Option<u64>,
 }
 
 /// The keys as they were put, in one transaction on one lease.
@@ -388,6 +399,28 @@ mod tests {
         tokio::time::sleep(OTHER_LIVES + OTHER_PERIOD * 5).await;
         assert!(keeper.is_finished());
         keeper.await.unwrap().unwrap_err();
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_an_etcd_has_of_another_under_a_new_leader_is_no_sign_of_its_life() {
+        let (store, presence, stop) = (MemoryStore::new(), Arc::new(presence()), CancellationToken::new());
+        let (behind, kept, end): (Arc<dyn Store>, _, _) =
+            (Arc::new(store.clone()), Arc::clone(&presence), stop.clone());
+        // Of this node before its host was started anew.
+        let lease = store.grant(LEASE_TTL).await.unwrap();
+        let put = Txn::new().put_leased(&presence.agent_key, encode(&record("a")), lease);
+        store.txn(put).await.unwrap();
+        let keeper =
+            tokio::spawn(async move { keep(&kept, behind, record("b"), Path::new("/state"), end).await });
+        for _ in 0..4 {
+            tokio::time::sleep(LEASE_TTL - OTHER_PERIOD * 2).await;
+            assert!(!keeper.is_finished() && presence.fence().is_none());
+            store.faults().elect();
+        }
+        tokio::time::sleep(LEASE_TTL + OTHER_PERIOD * 2).await;
+        assert!(presence.fence().is_some(), "it ran out");
+        stop.cancel();
+        keeper.await.unwrap().unwrap();
     }
 
     #[tokio::test(start_paused = true)]

@@ -184,7 +184,7 @@ impl Store for MemoryStore {
                 version: "3.5.0".into(),
                 cluster: 1,
                 member: 1,
-                term: 1,
+                term: shared.plan.elections().saturating_add(1),
                 revision: shared.state.revision(),
                 errors: shared.plan.alarms(),
             })

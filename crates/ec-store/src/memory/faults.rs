@@ -19,9 +19,15 @@ pub(super) struct Plan {
     frozen: u64,
     /// Counted up to break every watch opened before.
     generation: u64,
+    /// So many leaders came after the first.
+    elections: u64,
 }
 
 impl Plan {
+    pub(super) fn elections(&self) -> u64 {
+        self.elections
+    }
+
     pub(super) fn generation(&self) -> u64 {
         self.generation
     }
@@ -140,6 +146,14 @@ impl Faults {
     pub fn restart(&self) {
         self.store.look(|shared| {
             shared.plan.generation += 1;
+        });
+        self.elect();
+    }
+
+    /// As if etcd had elected another leader: leases get their whole time again, and who has a watch notices nothing.
+    pub fn elect(&self) {
+        self.store.look(|shared| {
+            shared.plan.elections += 1;
             shared.state.renew_all(Instant::now());
         });
     }
