@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ec_model::State;
+use ec_model::{Pause, State};
 use ec_store::StoreError;
 use tokio::time::sleep;
 
@@ -322,7 +322,12 @@ async fn full(stage: Stage) {
     stage.demand(told.is_err_and(|why| why.contains("space exceeded")), "the reason is told").await;
     let told = stage.user(1).destroy(guest).await;
     stage.demand(told.is_err_and(|why| why.contains("space exceeded")), "the reason is told").await;
-    stage.stays(guest, 300, "well", Sight::is_well).await;
+    stage.stays(guest, 150, "well", Sight::is_well).await;
+    // Its host's disk may be the same that etcd has none on.
+    stage.pause_guest(1, guest, Pause::Storage { room: true });
+    stage.pass(5).await;
+    stage.demand(stage.sight(guest).is_well(), "it is let go on").await;
+    stage.stays(guest, 145, "well", Sight::is_well).await;
     stage.say("etcd has space again");
     stage.world.store.faults().fail_writes(None);
     stage.pass(60).await;

@@ -48,6 +48,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(older_etcd(stage)),
     ),
     Scenario::new(
+        "resize-in-an-older-etcd-that-cannot-be",
+        "etcd is put back to before any resize, and the hypervisor refuses the size that is wanted there for good: the guest goes on as large as it is, and that is told",
+        |stage| Box::pin(older_etcd_in_vain(stage)),
+    ),
+    Scenario::new(
         "resize-lost-while-growing",
         "the agent is killed before and after it gives a guest more, and etcd put back to before that was wished: the guest ends once, and has what it had",
         |stage| Box::pin(lost(stage)),
@@ -251,6 +256,19 @@ async fn older_etcd(stage: Stage) {
         stage.until_well(guest).await;
         is(&stage, guest, (vcpus, 2), (vcpus, 2)).await;
     }
+}
+
+async fn older_etcd_in_vain(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let before = stage.back_up();
+    does(&stage, guest, &to(2, 2)).await;
+    stage.until_well(guest).await;
+    stage.world.snag("n1", "hypervisor Redefine", Fate::IsRefused(0), 1_000);
+    stage.restore(&before);
+    stage.pass(200).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (2, 2), (2, 2)).await;
+    stage.stays(guest, 60, "well", Sight::is_well).await;
 }
 
 async fn lost(stage: Stage) {
