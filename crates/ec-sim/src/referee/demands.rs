@@ -164,13 +164,13 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
     if let Ok(instance) = keys.parse_instance(key) {
         let requested =
             txn.then.iter().any(|op| keys.parse_request(op.key()).is_ok_and(|of| of.1 == instance));
-        if requested {
-            // It goes, or is placed, with its request, which says what that stands on.
-            return Vec::new();
-        }
-        let mut stands_on = vec![key.to_owned()];
         let before = old.and_then(|old| decode::<Instance>(&old.value).ok());
         let after = written(op).and_then(|value| decode::<Instance>(value).ok());
+        if requested {
+            // It goes, or is placed, with its request, which says what that stands on; and who had it has it no more.
+            return of_former(world, before.as_ref(), after.as_ref());
+        }
+        let mut stands_on = vec![key.to_owned()];
         let generations = [&before, &after].map(|record| record.as_ref().map(|record| record.generation));
         let node = before.as_ref().and_then(|record| record.node());
         if let (Some(node), true) = (node, generations[0] < generations[1]) {
@@ -226,6 +226,18 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         Op::Delete(_) if writes(txn, &record) => Vec::new(),
         Op::Delete(_) => vec![record],
     }
+}
+
+/// A volume comes to another machine while the one that had it has it no more, by what is wanted of that.
+fn of_former(world: &World, before: Option<&Instance>, after: Option<&Instance>) -> Vec<String> {
+    let keys = &world.keys;
+    let [was, is] = [before, after].map(|record| record.and_then(|record| record.attached));
+    let Some(former) = was.filter(|was| is.is_some_and(|is| is != *was)) else { return Vec::new() };
+    let record = keys.instance(former);
+    let machine = content(world, &record).and_then(|pair| decode::<Instance>(&pair.value).ok());
+    let request = machine.and_then(|machine| Some(keys.request(machine.node()?, former)));
+    let is_there = |key: &String| content(world, key).is_some();
+    std::iter::once(record).chain(request.filter(is_there)).collect()
 }
 
 /// A volume that a machine has is changed while nobody locks the machine.
