@@ -776,6 +776,7 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             // Of another directory it would be another disk.
             pool.there()?;
+            volumes::refuse_stale(connect, config.node, &pool, instance)?;
             protection.admit(&config, instance)?;
             let started = domain::start(connect, config.node, instance);
             let started = prepare::started(connect, &config, started);
@@ -792,11 +793,12 @@ impl Hypervisor for LibvirtHypervisor {
             let rescue = Some(xml::utf8(&self.pool.rescue_path(instance))?.to_owned());
             xml::write(&DomainXml::new(spec, &Machine { rescue, ..machine }))
         });
-        let pool = Arc::clone(&self.pool);
+        let (pool, spec) = (Arc::clone(&self.pool), spec.clone());
         let work = move |connect: &virt::connect::Connect| {
             let document = document.map_err(CallError::Refused)?;
             // Of another directory it would be another disk.
             pool.there()?;
+            volumes::refuse_stale_second(connect, config.node, &pool, &spec)?;
             protection.admit(&config, instance)?;
             let started = domain::start_as(connect, config.node, instance, &document);
             let started = prepare::started(connect, &config, started);

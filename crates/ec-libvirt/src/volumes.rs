@@ -134,6 +134,43 @@ pub(crate) fn refuse_astray(connect: &Connect, pool: &Pool, disk: InstanceId) ->
     }
 }
 
+/// An error where a guest would be started on a file in a disk's place on which a snapshot stands that was written since. One that was
+/// made while the guest was up from its rescue disk is in no definition that is kept, and is lost with the first byte written below it. Not
+/// asked of what is up, nor of saved memory, which goes on with the files that it had.
+pub(crate) fn refuse_stale(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    instance: InstanceId,
+) -> Result<(), CallError> {
+    let Some(domain) = to_be_booted(connect, node, instance)? else { return Ok(()) };
+    let disks = disks(&domain, pool, Which::Next)?;
+    // What the definition has elsewhere is what its guest wrote last.
+    let mut in_place = disks.iter().filter(|has| pool.owner(&has.file) == Some(has.attachment.volume));
+    in_place.try_for_each(|has| pool.refuse_newer_snapshots(has.attachment.volume))
+}
+
+/// The same where it is started from its rescue disk, with this one in its place as the second, wherever the definition has it.
+pub(crate) fn refuse_stale_second(
+    connect: &Connect,
+    node: NodeId,
+    pool: &Pool,
+    spec: &DomainSpec,
+) -> Result<(), CallError> {
+    if to_be_booted(connect, node, spec.instance)?.is_none() {
+        return Ok(());
+    }
+    let second = spec.root().unwrap_or(spec.instance);
+    refuse_astray(connect, pool, second)?;
+    pool.refuse_newer_snapshots(second)
+}
+
+/// The domain, where a start boots it: it is down, and has no saved memory.
+fn to_be_booted(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Option<Domain>, CallError> {
+    let domain = ours(connect, node, instance)?;
+    Ok(if domain.is_active()? || domain::is_saved(&domain)? { None } else { Some(domain) })
+}
+
 /// The same of a volume, by all that have it. Which file of it was written last only these know.
 fn refuse_moved(uses: &[Use], pool: &Pool, volume: InstanceId) -> Result<(), CallError> {
     if uses.is_empty() {

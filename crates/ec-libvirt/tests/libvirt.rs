@@ -1169,6 +1169,78 @@ async fn what_is_told_of_a_disk_that_somebody_moved_beside_itself_helps_and_a_ba
     test.end().await;
 }
 
+/// In the one document that is not kept. Its guest wrote above the disk from then on.
+#[tokio::test(flavor = "multi_thread")]
+async fn what_was_snapshotted_while_its_guest_was_rescued_is_not_started_on_what_is_below() {
+    let test = Test::new(|_| ()).await;
+    let hypervisor = &test.hypervisor;
+    let connect = virt::connect::Connect::open(Some(&test.config.uri)).unwrap();
+    hypervisor.prepare().await.unwrap();
+    let at = |name: String| test.config.pool_path.join(name);
+    let snapshot = |instance: InstanceId, layer: &std::path::Path| {
+        let disk = format!("vdb,file={}", layer.display());
+        let domain = instance.to_string();
+        let snapshot = ["snapshot-create-as", &domain, "--disk-only", "--no-metadata", "--diskspec"];
+        let mut command = std::process::Command::new("virsh");
+        command.args(["--connect", &test.config.uri]).args(snapshot);
+        let done = command.args([&disk, "--diskspec", "vda,snapshot=no"]).output().unwrap();
+        assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    };
+    for is_on_volume in [false, true] {
+        let instance = fresh();
+        let disk = if is_on_volume { fresh() } else { instance };
+        let root = Attachment { volume: disk, device: "vda".to_owned() };
+        let volumes = if is_on_volume { vec![root] } else { Vec::new() };
+        let spec = DomainSpec { volumes, ..conformance::small_domain(instance) };
+        if is_on_volume {
+            let of_image = VolumeSource::Image(base());
+            hypervisor.create_volume(disk, &of_image, Some(base().virtual_size)).await.unwrap();
+        } else {
+            hypervisor.create_overlay(disk, &base(), None).await.unwrap();
+        }
+        hypervisor.define(&spec).await.unwrap();
+        hypervisor.create_rescue(instance, &base()).await.unwrap();
+        hypervisor.start_rescue(&spec).await.unwrap();
+        let (place, layer) = (at(format!("{disk}.qcow2")), at(format!("{disk}.snapshot")));
+        snapshot(instance, &layer);
+        // Running already is no error, and neither is what goes on from memory.
+        hypervisor.start_rescue(&spec).await.unwrap();
+        hypervisor.save(instance).await.unwrap();
+        hypervisor.start(instance).await.unwrap();
+        hypervisor.power_off(instance).await.unwrap();
+        let age = |seconds| {
+            let earlier = std::time::SystemTime::now() - Duration::from_secs(seconds);
+            std::fs::File::options().write(true).open(&place).unwrap().set_modified(earlier).unwrap();
+        };
+        age(60);
+        let below = std::fs::read(&place).unwrap();
+        let why = failure(hypervisor.start_rescue(&spec).await);
+        assert!(why.contains(layer.to_str().unwrap()), "{why}");
+        hypervisor.drop_rescue(instance).await.unwrap();
+        let why = failure(hypervisor.start(instance).await);
+        assert!(why.contains(layer.to_str().unwrap()), "{why}");
+        assert_eq!(hypervisor.observe(instance).await.unwrap().domain, Some(RunState::Ended(End::ByHand)));
+        assert!(std::fs::read(&place).unwrap() == below, "nothing wrote it");
+
+        // Whose definition names what was written last is started, and nothing is done below that.
+        let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+        let is = domain.xml_desc(virt::sys::VIR_DOMAIN_XML_INACTIVE).unwrap();
+        let other = is.replace(place.to_str().unwrap(), layer.to_str().unwrap());
+        assert_ne!(is, other);
+        connect.define_domain_xml(&other).unwrap();
+        hypervisor.start(instance).await.unwrap();
+        hypervisor.power_off(instance).await.unwrap();
+        failure(hypervisor.start_rescue(&spec).await);
+        // Nor is one in the way of what a commit left of a snapshot.
+        connect.define_domain_xml(&is).unwrap();
+        age(0);
+        hypervisor.start(instance).await.unwrap();
+        hypervisor.destroy(instance).await.unwrap();
+        hypervisor.destroy(disk).await.unwrap();
+    }
+    test.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_start_that_met_a_lock_is_tried_again_whoever_has_it() {
     let test = Test::new(|_| ()).await;
