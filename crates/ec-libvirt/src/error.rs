@@ -46,6 +46,16 @@ impl CallError {
         }
     }
 
+    /// The same, for now where it would be for good.
+    pub(crate) fn for_now(self) -> Self {
+        match self {
+            // Of these more is known.
+            Self::Libvirt(error) if is_connection_error(&error) || is_overdue(&error) => Self::Libvirt(error),
+            Self::Libvirt(error) => Self::NotNow(said(&error)),
+            Self::Refused(why) | Self::NotNow(why) => Self::NotNow(why),
+        }
+    }
+
     /// In the terms of the trait. `lost` tells that the connection is gone, whatever the error says.
     pub(crate) fn classify(self, what: &str, uri: &str, seconds: u64, lost: bool) -> HypervisorError {
         match self {

@@ -637,8 +637,8 @@ impl Hypervisor for LibvirtHypervisor {
                     // It has its name from when it is whole.
                     let is_there = moving::refuse_second(connect, &pool, volume)?;
                     if let Some(bytes) = capacity_bytes.filter(|_| is_there && !is_snapshot) {
-                        pool.refuse_snapshots(volume)?;
-                        pool.grow(connect, volume, bytes, None)?;
+                        pool.refuse_snapshots(volume).map_err(CallError::for_now)?;
+                        pool.grow_what_is_there(connect, volume, bytes)?;
                     }
                     Ok(is_there)
                 };

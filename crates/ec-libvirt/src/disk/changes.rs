@@ -110,7 +110,7 @@ impl Pool {
         let told = existing.as_ref().and_then(|volume| volume.xml_desc(0).ok());
         if told.and_then(|text| xml::read::<VolumeXml>(&text).ok()).is_some_and(|has| has.stands_as(&wanted))
         {
-            return self.grow(connect, volume, capacity, None);
+            return self.grow_what_is_there(connect, volume, capacity);
         }
         // A call that was held up finds what was handed over meanwhile, and libvirt may fail to tell what that is.
         if holds_data {
@@ -146,12 +146,17 @@ impl Pool {
         disk: &VolumeXml,
         copy_of: Option<&StorageVol>,
     ) -> Result<(), CallError> {
-        make(pool, disk, copy_of).map_err(|failed| match (failed, self.takes_none()) {
+        make(pool, disk, copy_of).map_err(|failed| self.unless_none_is_taken(failed))
+    }
+
+    /// Why a disk could not be made or grown: for now, where the file system takes none.
+    fn unless_none_is_taken(&self, failed: CallError) -> CallError {
+        match (failed, self.takes_none()) {
             (CallError::Libvirt(error), Some(why)) if !is_connection_error(&error) => CallError::NotNow(
                 format!("the file system of {} {why}: {}", self.path.display(), said(&error)),
             ),
             (failed, _) => failed,
-        })
+        }
     }
 
     /// Why no disk whatever can be made on the file system below.
@@ -207,10 +212,7 @@ impl Pool {
         // It is there from here on, whatever else fails: nobody is to hear that the other one was kept.
         let gone = old.map_or(Ok(()), |old| remove_file(&old));
         let told = gone.and_then(|()| keep_names(&self.path)).and_then(|()| self.tell(&self.open(connect)?));
-        told.map_err(|error| match error {
-            CallError::Libvirt(error) => CallError::NotNow(error.message().to_owned()),
-            CallError::Refused(why) | CallError::NotNow(why) => CallError::NotNow(why),
-        })
+        told.map_err(CallError::for_now)
     }
 
     /// Has libvirt hear of what came into the directory, or was taken out of it; when the pool is used next, where it cannot now.
@@ -284,16 +286,28 @@ impl Pool {
         if self.capacity(instance)?.ok_or_else(none)? >= capacity {
             return Ok(());
         }
-        match running {
-            Some((domain, device)) => {
-                Ok(domain.block_resize(device, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)?)
-            }
+        let grown = match running {
+            Some((domain, device)) => domain
+                .block_resize(device, capacity, sys::VIR_DOMAIN_BLOCK_RESIZE_BYTES)
+                .map_err(CallError::Libvirt),
             // Not while it is copied.
             None => {
                 let volume = self.known(connect, instance)?.ok_or_else(none)?;
                 busy_by(volume.resize(capacity, 0), &[ErrorNumber::OperationInvalid])
             }
-        }
+        };
+        grown.map_err(|failed| self.unless_none_is_taken(failed))
+    }
+
+    /// The same of a volume that is there where it is to be made. Whatever keeps it from growing, it is so for now: what fails for good is
+    /// swept, and the disk with it.
+    pub(crate) fn grow_what_is_there(
+        &self,
+        connect: &Connect,
+        volume: InstanceId,
+        capacity: u64,
+    ) -> Result<(), CallError> {
+        self.grow(connect, volume, capacity, None).map_err(CallError::for_now)
     }
 
     /// Deletes the overlay beside the instance's own, and copies that are not whole; what is not there is not an error.

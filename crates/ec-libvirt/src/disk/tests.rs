@@ -16,21 +16,31 @@ fn a_disk_that_fails_for_want_of_inodes_or_room_is_waited_for_and_another_failur
     virt::error::clear_error_callback();
     let directory = tempfile::tempdir().unwrap();
     let connect = Connect::open(Some("test:///default")).unwrap();
+    let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
     let fails_at = |path: &Path| {
         let pool = Pool::new("default-pool", path);
-        let make = || pool.create(&connect, Path::new("x"), |name| VolumeXml::alone(name, 1 << 20), None);
-        // Whatever libvirt refuses: here the second disk of one name.
-        make().and_then(|()| make()).unwrap_err()
+        let place = pool.volume_path(instance);
+        let make = || pool.create(&connect, &place, |name| VolumeXml::alone(name, 1 << 20), None);
+        // Whatever libvirt refuses: here the second disk of one name, and to grow any.
+        let grow = || pool.grow(&connect, instance, 2 << 20, None);
+        [make().and_then(|()| make()).unwrap_err(), grow().unwrap_err()]
     };
+    let place = directory.path().join(volume_name(instance));
+    qemu_img(&["create", "-q", "-f", "qcow2", place.to_str().unwrap(), "1M"]);
     let failed = fails_at(directory.path());
-    assert!(matches!(failed, CallError::Libvirt(_)), "{failed:?}");
+    assert!(failed.iter().all(|failed| matches!(failed, CallError::Libvirt(_))), "{failed:?}");
+    // But what is there already where it is to be made is never swept for that.
+    let pool = Pool::new("default-pool", directory.path());
+    let made = pool.create_volume(&connect, instance, None, 2 << 20).unwrap_err();
+    assert!(matches!(made, CallError::NotNow(_)) && place.exists(), "{made:?}");
     for (options, why) in
-        [("nr_inodes=1", "has no inode left"), ("size=4k", "is full"), ("ro", "is read-only")]
+        [("nr_inodes=2", "has no inode left"), ("size=1M", "is full"), ("ro", "is read-only")]
     {
-        let script = "mount -t tmpfs -o \"$1\" tmpfs \"$2\" && echo ready && read end";
+        let script = "mount -t tmpfs -o \"${1#ro}\" tmpfs \"$2\" && qemu-img create -q -f qcow2 \"$3\" 1M &&
+            { [ \"$1\" != ro ] || mount -o remount,ro \"$2\"; } && echo ready && read end";
         let mut other = Command::new("unshare")
             .args(["--user", "--map-root-user", "--mount", "sh", "-c", script, "sh", options])
-            .arg(directory.path())
+            .args([directory.path(), &place])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()
@@ -42,8 +52,10 @@ fn a_disk_that_fails_for_want_of_inodes_or_room_is_waited_for_and_another_failur
         drop(other.stdin.take());
         other.wait().unwrap();
         assert_eq!(line, "ready\n", "no namespace of mounts");
-        let CallError::NotNow(told) = failed else { panic!("{failed:?}") };
-        assert!(told.contains(why), "{told}");
+        for failed in failed {
+            let CallError::NotNow(told) = failed else { panic!("{failed:?}") };
+            assert!(told.contains(why), "{told}");
+        }
     }
 }
 
