@@ -316,10 +316,24 @@ impl ImageError {
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
             // What is wrong with our rights there, or with the name, another time does not mend.
             Self::Store { answer, .. } => matches!(**answer, object_store::Error::Generic { .. }),
-            // Its server or its disk is in trouble.
+            // Its server or its disk is in trouble, or who speaks to that for the kernel is gone, or this host is short of something.
             Self::Local { source, .. } | Self::Cache { source, .. } => matches!(
                 source.raw_os_error().map(Errno::from_raw),
-                Some(Errno::ESTALE | Errno::EIO | Errno::ETIMEDOUT | Errno::EROFS)
+                Some(
+                    Errno::ESTALE
+                        | Errno::EIO
+                        | Errno::ETIMEDOUT
+                        | Errno::ENOTCONN
+                        | Errno::ECONNABORTED
+                        | Errno::ESHUTDOWN
+                        | Errno::EHOSTDOWN
+                        | Errno::EHOSTUNREACH
+                        | Errno::EUCLEAN
+                        | Errno::EROFS
+                        | Errno::EMFILE
+                        | Errno::ENFILE
+                        | Errno::ENOMEM
+                )
             ),
             _ => false,
         }
@@ -410,6 +424,11 @@ mod tests {
             (Errno::ESTALE, true),
             (Errno::EIO, true),
             (Errno::ETIMEDOUT, true),
+            (Errno::ENOTCONN, true),
+            (Errno::ESHUTDOWN, true),
+            (Errno::EMFILE, true),
+            (Errno::ENFILE, true),
+            (Errno::ENOMEM, true),
         ] {
             let source = Arc::new(io::Error::from(errno));
             let error = ImageError::Local { path: "/srv/x".into(), source };

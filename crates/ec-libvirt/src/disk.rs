@@ -90,12 +90,13 @@ impl Pool {
         CallError::NotNow(format!("could not look into {}, where disks are: {error}", self.path.display()))
     }
 
-    /// Whether a file of the pool is there.
+    /// Whether a file of the pool is there. Why that cannot be told the directory knows first: what fails of all that lies in it is of no
+    /// disk.
     fn has(&self, path: &Path) -> Result<bool, CallError> {
-        if is_there(path)? {
-            return Ok(true);
+        match is_there(path) {
+            Ok(true) => Ok(true),
+            other => self.there().and(other),
         }
-        self.there().map(|()| false)
     }
 
     /// Where the instance's overlay lies.

@@ -23,9 +23,9 @@ impl From<Error> for CallError {
 }
 
 impl CallError {
-    /// A failure of the file system: for now, where its server or its disk is in trouble, or full, or mounted to be read alone, which
-    /// the kernel makes of one in trouble, or this host short of something. Nothing is wrong with the instance then, and nothing of
-    /// it is given up.
+    /// A failure of the file system: for now, where its server or its disk is in trouble, or who speaks to that for the kernel is gone
+    /// (of FUSE and Ceph), or it is full, or to be mended, or mounted to be read alone, which the kernel makes of one in trouble, or this
+    /// host short of something. Nothing is wrong with the instance then, and nothing of it is given up.
     pub(crate) fn io(doing: &str, path: &std::path::Path, error: &std::io::Error) -> Self {
         let why = format!("could not {doing} {}: {error}", path.display());
         match error.raw_os_error().map(Errno::from_raw) {
@@ -33,6 +33,12 @@ impl CallError {
                 Errno::EIO
                 | Errno::ESTALE
                 | Errno::ETIMEDOUT
+                | Errno::ENOTCONN
+                | Errno::ECONNABORTED
+                | Errno::ESHUTDOWN
+                | Errno::EHOSTDOWN
+                | Errno::EHOSTUNREACH
+                | Errno::EUCLEAN
                 | Errno::ENOSPC
                 | Errno::EDQUOT
                 | Errno::EROFS
@@ -164,7 +170,9 @@ mod tests {
     #[test]
     fn a_file_system_in_trouble_is_waited_for_and_what_it_refuses_is_not() {
         let failed = |errno| CallError::io("look at", "/x".as_ref(), &std::io::Error::from(errno));
-        for errno in [Errno::EIO, Errno::ESTALE, Errno::EDQUOT, Errno::EROFS, Errno::EMFILE, Errno::EAGAIN] {
+        let of_a_mount = [Errno::ENOTCONN, Errno::ESHUTDOWN, Errno::EHOSTDOWN, Errno::EUCLEAN];
+        let of_all = [Errno::EIO, Errno::ESTALE, Errno::EDQUOT, Errno::EROFS, Errno::EMFILE, Errno::EAGAIN];
+        for errno in of_all.into_iter().chain(of_a_mount) {
             assert!(matches!(failed(errno), CallError::NotNow(_)), "{errno}");
         }
         for errno in [Errno::ENOENT, Errno::EACCES, Errno::ELOOP] {

@@ -161,7 +161,7 @@ impl Pool {
 
     /// Why no disk whatever can be made on the file system below.
     pub(super) fn takes_none(&self) -> Option<&'static str> {
-        let stat = nix::sys::statvfs::statvfs(&self.path).ok()?;
+        let Ok(stat) = nix::sys::statvfs::statvfs(&self.path) else { return Some("does not answer") };
         let left = stat.blocks_available() * stat.fragment_size();
         // Some have no number of inodes (btrfs), or none of blocks (a FUSE that does not tell).
         let has_no_inode = stat.files() > 0 && stat.files_available() == 0;

@@ -142,6 +142,12 @@ fn of_a_directory_that_is_gone_or_another_nothing_is_known_and_nothing_in_it_is_
         std::fs::create_dir_all(&place).unwrap();
     }
     std::fs::remove_dir(&place).unwrap();
+    // As of a mount whose server is gone: no name in it can be looked for.
+    std::os::unix::fs::symlink(&place, &place).unwrap();
+    let why = pool.has_volume(instance).unwrap_err();
+    assert!(matches!(&why, CallError::NotNow(why) if why.contains("where disks are")), "{why:?}");
+    assert_eq!(pool.takes_none(), Some("does not answer"));
+    std::fs::remove_file(&place).unwrap();
     std::fs::rename(&mounted, &place).unwrap();
     assert_eq!(pool.contents().unwrap().volumes, [instance]);
     pool.remove(None, instance).unwrap();
