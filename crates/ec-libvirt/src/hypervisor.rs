@@ -555,15 +555,15 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, pool, base) = (self.config.node, Arc::clone(&self.pool), base.clone());
         let work = move |connect: &virt::connect::Connect| {
             domain::leave_rescue(connect, node, instance)?;
-            let boots_from_volume = match domain::find(connect, node, instance)? {
-                Found::Ours(domain) => volumes::has_root(&domain, &pool, instance)?,
-                Found::Foreign | Found::Nothing => false,
+            let has_disk = || {
+                let boots_from_volume = match domain::find(connect, node, instance)? {
+                    Found::Ours(domain) => volumes::has_root(&domain, &pool, instance)?,
+                    Found::Foreign | Found::Nothing => false,
+                };
+                Ok(boots_from_volume || pool.has_volume(instance)?)
             };
-            if !boots_from_volume && !pool.has_volume(instance)? {
-                return Err(CallError::Refused("it has no disk of its own".into()));
-            }
             volumes::refuse_astray(connect, &pool, instance)?;
-            pool.create_rescue(connect, instance, &base)
+            pool.create_rescue(connect, instance, &base, has_disk)
         };
         self.act.call(format!("create the rescue disk of {instance}"), Scope::Instance(instance), work).await
     }

@@ -457,14 +457,20 @@ pub(crate) fn refuse_written(pool: &Pool, volume: InstanceId) -> Result<(), Call
     }
 }
 
-/// Whether a domain boots from a volume, unless it is up from its rescue disk and defined no more.
+/// Whether a domain boots from a volume, unless it is up from its rescue disk and defined no more; one that went does not.
 pub(crate) fn has_root(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<bool, CallError> {
-    for which in Which::of(domain)? {
-        if Attachment::root_of(&volumes_in(domain, pool, instance, which)?).is_some() {
-            return Ok(true);
+    let look = || {
+        for which in Which::of(domain)? {
+            if Attachment::root_of(&volumes_in(domain, pool, instance, which)?).is_some() {
+                return Ok(true);
+            }
         }
+        Ok(false)
+    };
+    match look() {
+        Err(CallError::Libvirt(error)) => Ok(absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()),
+        has => has,
     }
-    Ok(false)
 }
 
 /// An error where a domain cannot boot from the volume that it is to boot from.

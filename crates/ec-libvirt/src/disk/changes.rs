@@ -240,14 +240,29 @@ impl Pool {
         keep_names(&self.path)
     }
 
-    /// Makes the overlay that the instance is booted from in the place of its own, anew where there is one.
+    /// Makes the overlay that the instance is booted from in the place of its own, anew where there is one; an error, and nothing is left,
+    /// where it is not wanted before that or after it.
     pub(crate) fn create_rescue(
         &self,
         connect: &Connect,
         instance: InstanceId,
         base: &BaseImage,
+        is_wanted: impl Fn() -> Result<bool, CallError>,
     ) -> Result<(), CallError> {
-        self.create_beside(connect, &rescue_name(instance), base, None)
+        let unless_unwanted = || match is_wanted()? {
+            true => Ok(()),
+            false => Err(CallError::Refused("it has no disk of its own".into())),
+        };
+        unless_unwanted()?;
+        self.create_beside(connect, &rescue_name(instance), base, None)?;
+        // Once more: an instance that went while it was made took what there was.
+        unless_unwanted().inspect_err(|error| {
+            if let CallError::Refused(_) = error
+                && let Err(error) = self.drop_rescue(connect, instance)
+            {
+                tracing::warn!(%instance, ?error, "a rescue disk of what is gone is left");
+            }
+        })
     }
 
     fn create_beside(
@@ -372,6 +387,11 @@ impl Pool {
         })?;
         files.extend(own);
         self.remove_files(pool, &files)?;
+        // Come since they were listed, from a call that met its disk still; one that ends later looks for that once more.
+        let rescue = self.rescue_path(instance);
+        if is_there(&rescue)? {
+            self.remove_files(pool, &[rescue])?;
+        }
         // Of its disk libvirt may know also where the file is gone.
         pool.map_or(Ok(()), |pool| delete(pool, &volume_name(instance)))
     }

@@ -5,6 +5,7 @@ use std::{
     process::{Command, Stdio},
 };
 
+use ec_model::{BaseImage, DiskFormat};
 use uuid::Uuid;
 use virt::connect::Connect;
 
@@ -57,6 +58,39 @@ fn a_disk_that_fails_for_want_of_inodes_or_room_is_waited_for_and_another_failur
             assert!(told.contains(why), "{told}");
         }
     }
+}
+
+#[test]
+fn of_an_instance_that_went_while_its_rescue_disk_was_made_that_does_not_stay() {
+    virt::error::clear_error_callback();
+    let directory = tempfile::tempdir().unwrap();
+    let connect = Connect::open(Some("test:///default")).unwrap();
+    let pool = Pool::new("default-pool", directory.path());
+    let instance: InstanceId = "7d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+    let base = BaseImage {
+        path: directory.path().join("image"),
+        format: DiskFormat::Qcow2,
+        virtual_size: 1 << 20,
+        digest: "0".repeat(64),
+    };
+    let create = |still_wanted: &[bool]| {
+        let looks = std::cell::RefCell::new(still_wanted.iter());
+        pool.create_rescue(&connect, instance, &base, || {
+            let is_wanted = *looks.borrow_mut().next().expect("it is asked before and after");
+            // libvirt's own driver for tests makes no files.
+            std::fs::write(pool.rescue_path(instance), "").unwrap();
+            Ok(is_wanted)
+        })
+    };
+    let is_known = || {
+        let known = connect.lookup_storage_pool_by_name("default-pool").unwrap().list_volumes().unwrap();
+        known.contains(&rescue_name(instance))
+    };
+    create(&[true, true]).unwrap();
+    assert!(is_known());
+    let refused = create(&[true, false]).unwrap_err();
+    assert!(matches!(refused, CallError::Refused(_)), "{refused:?}");
+    assert!(!is_known() && !pool.rescue_path(instance).exists());
 }
 
 #[test]
