@@ -1,6 +1,7 @@
 //! The pool of disks: what lies there, and what that says.
 
 mod changes;
+mod defined;
 mod image;
 mod layers;
 mod names;

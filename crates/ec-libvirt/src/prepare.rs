@@ -14,7 +14,7 @@ use crate::{
     config::{LibvirtConfig, VirtType},
     disk::Pool,
     error::{CallError, absent, said},
-    xml::{self, NetworkXml, PoolXml},
+    xml::{self, NetworkXml},
 };
 
 /// What was found out about the host once, and every definition needs.
@@ -36,7 +36,7 @@ const TRANSLATION_CACHE_SINCE: u32 = 8_000_000;
 pub(crate) fn prepare(connect: &Connect, config: &LibvirtConfig, disks: &Pool) -> Result<Facts, CallError> {
     disks.make_ready(|| directory(&config.pool_path))?;
     directory(&config.console_dir)?;
-    pool(connect, config)?;
+    disks.define(connect)?;
     start_network(connect, &config.network)?;
     let mut facts = survey(connect, config)?;
     facts.info.bridge = survey_network(connect, config)?;
@@ -104,59 +104,6 @@ fn directory(path: &Path) -> Result<(), CallError> {
         .mode(0o711)
         .create(path)
         .map_err(|error| CallError::io("make the directory", path, &error))
-}
-
-fn pool(connect: &Connect, config: &LibvirtConfig) -> Result<(), CallError> {
-    let refused = |detail| Err(CallError::Refused(detail));
-    let (name, path) = (&config.pool, &config.pool_path);
-    let text = path.to_str().ok_or_else(|| CallError::Refused(format!("{} is not UTF-8", path.display())))?;
-    let pool = match absent(connect.lookup_storage_pool_by_name(name), ErrorNumber::NoStoragePool)? {
-        Some(pool) => {
-            let found: PoolXml = xml::read(&pool.xml_desc(0)?).map_err(CallError::Refused)?;
-            let target = found.target.map(|target| target.path).unwrap_or_default();
-            if found.kind != "dir" {
-                return refused(format!(
-                    "the storage pool `{name}` is of type {}, but a directory is needed: set another name",
-                    found.kind
-                ));
-            }
-            if !same_directory(Path::new(&target), path) {
-                return refused(format!(
-                    "the storage pool `{name}` lies in {target}, but the configuration says {text}: \
-                     set that directory or another name"
-                ));
-            }
-            pool
-        }
-        None => {
-            if let Ok(other) = connect.lookup_storage_pool_by_target_path(text) {
-                return refused(format!(
-                    "the directory {text} belongs to the storage pool `{}`: set that name, or another directory \
-                     for `{name}`",
-                    other.name()?
-                ));
-            }
-            let document = xml::write(&PoolXml::directory(name, text)).map_err(CallError::Refused)?;
-            connect.define_storage_pool_xml(&document, 0)?
-        }
-    };
-    // So that it is there after a restart of libvirtd.
-    pool.set_autostart(true)?;
-    if !pool.is_active()? {
-        let started = pool.build(0).and_then(|()| pool.create(0));
-        // Somebody else may have been faster.
-        if let Err(error) = started
-            && !pool.is_active()?
-        {
-            return Err(error.into());
-        }
-    }
-    Ok(())
-}
-
-fn same_directory(one: &Path, other: &Path) -> bool {
-    let canonical = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    one == other || canonical(one) == canonical(other)
 }
 
 fn network(connect: &Connect, name: &str) -> Result<Network, CallError> {

@@ -1488,15 +1488,19 @@ async fn a_disk_that_somebody_writes_who_is_no_domain_here_is_neither_deleted_no
     assert!(!path.exists());
 }
 
-/// As `virsh pool-destroy` does it, or a libvirtd that does not start it by itself.
+/// As `virsh pool-destroy` does it, and `virsh pool-undefine` beside, or a libvirtd that does not start it by itself.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_pool_that_somebody_ends_beside_the_agent_is_there_again_for_all() {
     let test = Test::new(|_| ()).await;
     let hypervisor = &test.hypervisor;
     hypervisor.prepare().await.unwrap();
     let connect = test.server().connection();
-    for _ in 0..10 {
-        connect.lookup_storage_pool_by_name(&test.config.pool).unwrap().destroy().unwrap();
+    for round in 0..10 {
+        let pool = connect.lookup_storage_pool_by_name(&test.config.pool).unwrap();
+        pool.destroy().unwrap();
+        if round % 2 == 0 {
+            pool.undefine().unwrap();
+        }
         let make = || {
             let hypervisor = Arc::clone(hypervisor);
             tokio::spawn(async move {
@@ -1506,7 +1510,25 @@ async fn a_pool_that_somebody_ends_beside_the_agent_is_there_again_for_all() {
         for made in [make(), make(), make(), make(), make()] {
             made.await.unwrap().unwrap();
         }
+        let pool = connect.lookup_storage_pool_by_name(&test.config.pool).unwrap();
+        assert!(pool.autostart().unwrap(), "it is there after a restart of libvirtd, too");
     }
+    // Where another has its directory by now, that is told, and nothing is given up for it.
+    let pool = connect.lookup_storage_pool_by_name(&test.config.pool).unwrap();
+    let document = pool.xml_desc(0).unwrap();
+    pool.destroy().unwrap();
+    pool.undefine().unwrap();
+    let (before, _) = document.split_once("<uuid>").unwrap();
+    let (_, after) = document.split_once("</uuid>").unwrap();
+    let name = |name: &str| format!("<name>{name}</name>");
+    let other = format!("{before}{after}").replace(&name(&test.config.pool), &name("theirs"));
+    let other = connect.define_storage_pool_xml(&other, 0).unwrap();
+    other.create(0).unwrap();
+    let why = hypervisor.create_volume(fresh(), &VolumeSource::Empty, Some(1 << 20)).await.unwrap_err();
+    assert!(why.is_transient() && why.to_string().contains("belongs to the storage pool `theirs`"), "{why}");
+    other.destroy().unwrap();
+    other.undefine().unwrap();
+    hypervisor.create_volume(fresh(), &VolumeSource::Empty, Some(1 << 20)).await.unwrap();
     test.end().await;
 }
 

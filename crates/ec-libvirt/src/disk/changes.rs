@@ -31,7 +31,11 @@ const ROOM_FOR_A_DISK: u64 = 1 << 20;
 
 impl Pool {
     fn open(&self, connect: &Connect) -> Result<StoragePool, CallError> {
-        let pool = connect.lookup_storage_pool_by_name(&self.name)?;
+        let pool = match self.defined(connect)? {
+            Some(pool) => pool,
+            // Somebody undefined it. Not while its directory is not mounted, which would be made.
+            None => self.there().and_then(|()| self.define(connect)).map_err(CallError::for_now)?,
+        };
         // After a restart of libvirtd, where somebody has switched its autostart off.
         if !pool.is_active()?
             && let Err(error) = pool.create(0)
@@ -366,8 +370,7 @@ impl Pool {
 
     /// As libvirt knows it, where it is not ended.
     fn active(&self, connect: &Connect) -> Result<Option<StoragePool>, CallError> {
-        let pool = absent(connect.lookup_storage_pool_by_name(&self.name), ErrorNumber::NoStoragePool)?;
-        Ok(match pool {
+        Ok(match self.defined(connect)? {
             Some(pool) if pool.is_active()? => Some(pool),
             _ => None,
         })
