@@ -205,22 +205,25 @@ impl Pool {
     }
 
     /// An error where a domain on the volume would write below a snapshot, which would ruin what that holds. Not asked where a domain
-    /// has the volume: what a `virsh blockcommit` brought back leaves its file behind, which is no snapshot any more.
+    /// has the volume: what a `virsh blockcommit` brought back leaves its file behind, which is no snapshot any more. What helps depends on
+    /// whether it is that, which times tell as far as no clock was set in between.
     pub(crate) fn refuse_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
         self.refuse_handed_over(instance)?;
         let volume = self.volume_path(instance);
-        let Some(last) = self.last_layer(instance)? else { return Ok(()) };
+        let Some((last, last_written)) = self.last_layer(instance)? else { return Ok(()) };
         let (layer, place) = (last.display(), volume.display());
-        // What was left behind may hold older words for what the guest wrote anew since.
-        Err(CallError::Refused(if written(&volume) > written(&last) {
+        let left_behind = "if it was left behind when a snapshot was brought back (`virsh blockcommit`), remove it and never commit it, \
+             since it holds what the guest has written over";
+        // Clocks are set, and only people know whether it was brought back: nothing but an age in its favour tells of a commit at all.
+        Err(CallError::Refused(if is_after(written(&volume)?, Some(last_written)) {
             format!(
-                "{layer} stands on {place}, which was written after it: if it was left behind when a snapshot was brought back \
-                 (`virsh blockcommit`), remove it; otherwise define the domain by hand"
+                "{layer} stands on {place}, which was written after it by this host's clock: {left_behind}; \
+                 otherwise define the domain by hand"
             )
         } else {
             format!(
-                "{layer} holds what the guest wrote last, and {place} is only its backing file: bring it back there \
-                 (`qemu-img commit -b {place} {layer}`) and remove {layer}, or define the domain by hand"
+                "{layer} stands on {place}, and was written last by this host's clock: {left_behind}; otherwise bring it back there \
+                 (`qemu-img commit -b {place} {layer}`) and remove it then, or define the domain by hand"
             )
         }))
     }
@@ -228,21 +231,23 @@ impl Pool {
     /// The same of what a domain has, which is not up: made while it was up from another disk, a snapshot is in no definition that is
     /// kept. What a `virsh blockcommit` left behind was closed when that brought the last of it back.
     pub(crate) fn refuse_newer_snapshots(&self, instance: InstanceId) -> Result<(), CallError> {
-        let place = written(&self.volume_path(instance));
-        let last = self.last_layer(instance)?.and_then(|last| written(&last));
-        let since = last.zip(place).and_then(|(last, place)| last.duration_since(place).ok());
-        if since.is_some_and(|since| since > CLOSED_WITHIN) {
+        let Some((_, last_written)) = self.last_layer(instance)? else { return Ok(()) };
+        if is_after(Some(last_written), written(&self.volume_path(instance))?) {
             self.refuse_snapshots(instance)
         } else {
             Ok(())
         }
     }
 
-    /// What was written last of what stands on the instance's disk.
-    fn last_layer(&self, instance: InstanceId) -> Result<Option<PathBuf>, CallError> {
+    /// What was written last of what stands on the instance's disk, and when.
+    fn last_layer(&self, instance: InstanceId) -> Result<Option<(PathBuf, SystemTime)>, CallError> {
         let unreadable = |file: &Path, error: io::Error| Err(CallError::io("look into", file, &error));
-        let layers = self.layers_of(instance, &[self.volume_path(instance)], unreadable)?;
-        Ok(layers.into_iter().max_by_key(|layer| written(layer)))
+        let mut last = None;
+        for layer in self.layers_of(instance, &[self.volume_path(instance)], unreadable)? {
+            let at = written(&layer)?.map(|at| (layer, at));
+            last = last.into_iter().chain(at).max_by_key(|(_, at)| *at);
+        }
+        Ok(last)
     }
 
     /// An error where another node has handed over what is not in its place.
@@ -381,9 +386,20 @@ pub(crate) fn keep_names(directory: &Path) -> Result<(), CallError> {
 /// What was brought back and what is left of it are written last at nearly the same time.
 const CLOSED_WITHIN: Duration = Duration::from_secs(10);
 
-/// When a file was written last, where that can be told.
-fn written(path: &Path) -> Option<SystemTime> {
-    metadata(path).and_then(|found| found.modified()).ok()
+/// When a file was written last; nothing of one that is not there.
+fn written(path: &Path) -> Result<Option<SystemTime>, CallError> {
+    match metadata(path).and_then(|found| found.modified()) {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        written => {
+            written.map(Some).map_err(|error| CallError::io("look when it was written, at", path, &error))
+        }
+    }
+}
+
+/// Whether a file was written after another beyond doubt, as far as the clock was right.
+fn is_after(one: Option<SystemTime>, other: Option<SystemTime>) -> bool {
+    let since = one.zip(other).and_then(|(one, other)| one.duration_since(other).ok());
+    since.is_some_and(|since| since > CLOSED_WITHIN)
 }
 
 /// The first directory above `path` that others than its owner's group may not pass.

@@ -318,7 +318,9 @@ fn nothing_is_defined_below_a_snapshot_and_what_is_none_is_in_nobodys_way() {
     let why = refused();
     assert!(why.starts_with(layer("s2").to_str().unwrap()), "{why}");
     // What it says helps, and writes nothing into what others stand on.
-    let command: Vec<_> = why.split('`').nth(1).unwrap().split(' ').collect();
+    assert!(why.contains("never commit it, since"), "{why}");
+    let command = why.split('`').find(|part| part.starts_with("qemu-img commit")).expect(&why);
+    let command: Vec<_> = command.split(' ').collect();
     let ["qemu-img", rest @ ..] = command.as_slice() else { panic!("{why}") };
     qemu_img(&[&["commit", "-q"], &rest[1..]].concat());
     assert_eq!(std::fs::read(&image).unwrap(), of_image);
@@ -329,11 +331,29 @@ fn nothing_is_defined_below_a_snapshot_and_what_is_none_is_in_nobodys_way() {
         "{output:?}"
     );
     std::fs::remove_file(layer("s2")).unwrap();
-    // What is older than what it stands on is never to be written over that.
-    let later = std::time::SystemTime::now() + std::time::Duration::from_secs(10);
-    File::options().write(true).open(&disk).unwrap().set_modified(later).unwrap();
-    let why = refused();
-    assert!(why.contains("remove it") && !why.contains("commit -b"), "{why}");
+    // What is older than what it stands on is never to be written over that; and what may be, by a clock that was set, is told both ways.
+    let since = |seconds: i64| {
+        let now = written(&layer("s1")).unwrap().unwrap();
+        let by = Duration::from_secs(seconds.unsigned_abs());
+        let at = if seconds < 0 { now - by } else { now + by };
+        File::options().write(true).open(&disk).unwrap().set_modified(at).unwrap();
+    };
+    for (seconds, is_doubted, is_newer) in
+        [(60, false, false), (5, true, false), (-5, true, false), (-60, true, true)]
+    {
+        since(seconds);
+        let why = refused();
+        assert!(why.contains("remove it and never commit it"), "{why}");
+        assert_eq!(why.contains("commit -b"), is_doubted, "{why}");
+        assert_eq!(pool.refuse_newer_snapshots(instance).is_err(), is_newer, "{seconds}");
+    }
+    // Of a disk of which nobody can tell when it was written nothing is assumed.
+    let aside = at("aside");
+    std::fs::rename(&disk, &aside).unwrap();
+    std::os::unix::fs::symlink(&disk, &disk).unwrap();
+    pool.refuse_newer_snapshots(instance).expect_err("its time cannot be read");
+    std::fs::remove_file(&disk).unwrap();
+    std::fs::rename(&aside, &disk).unwrap();
     std::fs::remove_file(layer("s1")).unwrap();
     pool.refuse_snapshots(instance).unwrap();
 }
