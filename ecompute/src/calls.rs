@@ -138,6 +138,10 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.volumes_of(instance)).await
     }
 
+    async fn has_volume(&self, volume: InstanceId) -> HypervisorResult<bool> {
+        self.one(self.0.has_volume(volume)).await
+    }
+
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         self.one(self.0.hand_over(volume, node)).await
     }

@@ -820,7 +820,11 @@ pub async fn a_volume_is_handed_over(
     theirs.prepare().await.expect("prepare theirs");
     let capacity = 1 << 30;
     ours.hand_over(data, node).await.expect("hand over what there is not");
+    assert!(!ours.has_volume(data).await.expect("look for what there is not"));
     ours.create_volume(data, &VolumeSource::Empty, Some(capacity)).await.expect("create a volume");
+    assert!(ours.has_volume(data).await.expect("look for it"));
+    let second = theirs.has_volume(data).await.expect_err("another node has it");
+    assert!(second.is_transient(), "{second}");
     build(ours, base, machine).await;
     let attachment = Attachment { volume: data, device: "vdb".to_owned() };
     ours.set_volumes(machine, &[attachment]).await.expect("give it to a guest");
@@ -830,6 +834,8 @@ pub async fn a_volume_is_handed_over(
     ours.destroy(machine).await.expect("destroy the guest");
     for _ in 0..2 {
         ours.hand_over(data, node).await.expect("hand it over");
+        ours.has_volume(data).await.expect_err("it is the other's");
+        assert!(theirs.has_volume(data).await.expect("look for what came"));
         expect(ours, data, None, false).await;
         expect(theirs, data, None, true).await;
         assert_eq!(ours.disk_bytes(data).await.expect("measure"), None);

@@ -98,6 +98,10 @@ pub trait Hypervisor: Send + Sync + 'static {
         capacity_bytes: Option<u64>,
     ) -> HypervisorResult<()>;
 
+    /// Whether a volume's disk is here. Fails for now where another node has it on storage that both have: what is noted of a making that
+    /// this would hold up would be taken for how the disk came here, once that node hands it over.
+    async fn has_volume(&self, volume: InstanceId) -> HypervisorResult<bool>;
+
     /// Has a volume's disk be that of another node, which has its disks beside this one's on the same storage. One that is there
     /// already is no error, nor is one that is at neither. Fails while a domain has it, and where another disk is in its place.
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()>;

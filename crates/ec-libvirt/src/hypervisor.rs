@@ -679,6 +679,12 @@ impl Hypervisor for LibvirtHypervisor {
         self.look.call(format!("look which volumes domain {instance} has"), Scope::Host, work).await
     }
 
+    async fn has_volume(&self, volume: InstanceId) -> HypervisorResult<bool> {
+        let pool = Arc::clone(&self.pool);
+        let work = move |connect: &virt::connect::Connect| moving::refuse_second(connect, &pool, volume);
+        self.look.call(format!("look for volume {volume}"), Scope::Instance(volume), work).await
+    }
+
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         let pool = Arc::clone(&self.pool);
         let work = move |connect: &virt::connect::Connect| moving::hand_over(connect, &pool, volume, node);

@@ -289,6 +289,11 @@ impl Hypervisor for Hands {
         self.ask("look which volumes it has", self.computer.hypervisor.volumes_of(instance)).await
     }
 
+    /// Asked right before a call that takes its time and may fail.
+    async fn has_volume(&self, volume: InstanceId) -> HypervisorResult<bool> {
+        self.computer.hypervisor.has_volume(volume).await
+    }
+
     async fn hand_over(&self, volume: InstanceId, node: NodeId) -> HypervisorResult<()> {
         self.change(Operation::HandOver, volume, move |hypervisor| async move {
             hypervisor.hand_over(volume, node).await

@@ -51,12 +51,23 @@ impl Worker {
         record.base_digest = digest_of(&source);
         record.resources.insert(DISK.to_owned(), gb);
         self.take_permit().await?;
+        self.refuse_what_came().await?;
         self.put_record(record).await?;
         pause_for_test_named("before-create-volume");
         self.touched_hypervisor = true;
         let made = parts.hypervisor.create_volume(instance, &source, Some(bytes));
         self.until_made(&source, made).await?;
         self.permit = None;
+        Ok(())
+    }
+
+    /// Keeps no record of a making where another node has its disk, or has handed it over: by an older etcd, and a guest wrote it since. It
+    /// would say that none did, for as long as nobody receives it, and with its request gone the disk would be swept.
+    async fn refuse_what_came(&mut self) -> Result<(), Stop> {
+        self.touched_hypervisor = true;
+        if self.parts.hypervisor.has_volume(self.job.instance).await? && self.record().await?.is_none() {
+            return Err(Stop::Retry("its disk came from another node".to_owned()));
+        }
         Ok(())
     }
 

@@ -326,6 +326,12 @@ impl Host {
         Ok(true)
     }
 
+    /// Another node of this host that has a volume's disk.
+    pub(super) fn other_with(&self, node: NodeId, volume: InstanceId) -> Option<NodeId> {
+        let machine = self.machines.get(&volume).filter(|machine| machine.node != node)?;
+        machine.volume.as_ref().map(|_| machine.node)
+    }
+
     /// Takes a volume's disk away, for another host; nothing where there is none.
     pub(super) fn take_volume(&mut self, node: NodeId, volume: InstanceId) -> Result<Option<Volume>, String> {
         if let Some(other) = self.user_of(volume) {

@@ -49,6 +49,7 @@ pub enum Operation {
     CreateVolume,
     SetVolumes,
     Volumes,
+    HasVolume,
     HandOver,
     DiskBytes,
     GrowDisk,
@@ -90,6 +91,7 @@ impl Operation {
             Self::CreateVolume => "create the volume",
             Self::SetVolumes => "set the volumes",
             Self::Volumes => "look which volumes it has",
+            Self::HasVolume => "look for the volume",
             Self::HandOver => "hand the volume over",
             Self::DiskBytes => "measure the disk",
             Self::GrowDisk => "grow the disk",
@@ -224,8 +226,9 @@ impl SimulatedHypervisor {
             let inner = other.inner.lock().unwrap_or_else(PoisonError::into_inner);
             inner.host.observe(*node, volume).volume
         };
-        let other = others.iter().find(|other| has(other));
-        other.map(|(node, _)| format!("node {node} has its disk, which is not made once more"))
+        let beside = others.iter().find(|other| has(other)).map(|(node, _)| *node);
+        let other = beside.or_else(|| self.inner().host.other_with(self.node, volume));
+        other.map(|node| format!("node {node} has its disk, which is not made once more"))
     }
 
     /// Runs `change` on the host; when it changed something, counts the effect and tells the listeners.
@@ -345,6 +348,14 @@ impl Hypervisor for SimulatedHypervisor {
         self.change(Operation::CreateVolume, volume, |host| {
             host.create_volume(self.node, volume, source, capacity_bytes)
         })
+    }
+
+    async fn has_volume(&self, volume: InstanceId) -> HypervisorResult<bool> {
+        self.enter(Operation::HasVolume, Some(volume)).await?;
+        match self.second(volume) {
+            Some(why) => Err(not_now(Operation::HasVolume, volume, &why)),
+            None => Ok(self.inner().host.observe(self.node, volume).volume),
+        }
     }
 
     /// Copies take no time of their own here.

@@ -5,6 +5,7 @@ use std::time::Duration;
 use ec_hypervisor::Operation;
 use ec_model::{CopyOf, Instance, InstanceId, Request, State, Status, Workload, decode, encode};
 use ec_plan::{sizes::missed, verbs::Verb};
+use ec_store::Backup;
 use reqwest::Method;
 
 use super::{Scenario, Stage, stage::Sight};
@@ -161,6 +162,14 @@ pub(super) const ALL: &[Scenario] = &[
         "volume-moved-to-where-it-was-deleted",
         "on shared storage etcd is put back to when a volume was being made that has been deleted on another node since; made again it goes to that node, and is there",
         |stage| Box::pin(to_its_grave(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
+        "volume-come-where-it-was-to-be-made",
+        "on shared storage etcd is put back to when a volume was being made that is on another node since; healed it comes back, and its request is \
+         lost before its node has read that: its disk is kept there",
+        |stage| Box::pin(come_where_it_was_to_be_made(stage)),
     )
     .on_nodes(2)
     .on_shared_storage(),
@@ -777,19 +786,46 @@ async fn told_meanwhile(stage: Stage) {
     stage.until(volume, "there", there).await;
 }
 
-async fn to_its_grave(stage: Stage) {
-    let user = stage.user(1);
+/// A volume, and a backup of etcd from when it was being made.
+async fn backed_up_while_made(stage: &Stage) -> (InstanceId, Backup) {
     let slow = |by: u64| {
         for number in [1, 2] {
             stage.node(number).hypervisor.set_latency(Operation::CreateVolume, Duration::from_secs(by));
         }
     };
     slow(10);
-    let asked = user.makes_volume(Order::SMALL).await;
+    let asked = stage.user(1).makes_volume(Order::SMALL).await;
     stage.pass(2).await;
     let before = stage.back_up();
     slow(0);
-    let volume = come(&stage, asked).await;
+    (come(stage, asked).await, before)
+}
+
+async fn come_where_it_was_to_be_made(stage: Stage) {
+    let (volume, before) = backed_up_while_made(&stage).await;
+    let there_again = other_than_of(&stage, volume);
+    let (here, user) = (3 - there_again, stage.user(1));
+    let is_here = || observed(stage.node(here), volume).is_some_and(|seen| seen.volume);
+    let moved = user.moves(volume, stage.node(there_again).node).await;
+    stage.demand(moved.is_ok() && !is_here(), "it goes to the other").await;
+    stage.restore(&before);
+    stage.until(volume, "not made once more", |is| is.is(State::Preparing)).await;
+    stage.pass(60).await;
+    stage.kill(here);
+    stage.demand(user.heals().await == Ok(1), "it is to come back").await;
+    stage.pass(30).await;
+    stage.demand(is_here(), "its disk has come").await;
+    stage.delete(&stage.world.keys.request(stage.node(here).node, volume)).await;
+    stage.start(here);
+    let is_kept = |is: &Sight| is.is(State::Unclaimed) && is.volume && is.claim;
+    stage.until(volume, "UNCLAIMED and counted", is_kept).await;
+    stage.stays(volume, 300, "UNCLAIMED and counted", is_kept).await;
+    stage.demand(is_here(), "it lies where it came").await;
+}
+
+async fn to_its_grave(stage: Stage) {
+    let user = stage.user(1);
+    let (volume, before) = backed_up_while_made(&stage).await;
     let other = stage.node(other_than_of(&stage, volume)).node;
     stage.demand(user.moves(volume, other).await.is_ok(), "it goes to the other").await;
     stage.demand(user.deletes(volume).await.is_ok(), "it is to go").await;
