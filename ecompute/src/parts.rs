@@ -23,7 +23,7 @@ use crate::{
     jobs::Jobs,
     port::{Inquiry, Recent, Streams},
     presence::Presence,
-    register::Capacity,
+    register::{Capacity, Stood},
     storage::Asked,
 };
 
@@ -52,7 +52,7 @@ pub struct Parts {
     /// What of each class this agent has reserved last: what an operator reserved is told from it.
     pub reserved: Mutex<BTreeMap<String, u64>>,
     /// Held by who tells placement of amounts: what one part of this agent has just reserved would pass for an operator's with another.
-    pub telling: tokio::sync::Mutex<()>,
+    pub(crate) telling: tokio::sync::Mutex<Stood>,
     /// What of the host keeps new work away.
     pub troubles: watch::Sender<Vec<Trouble>>,
     /// What was measured of its file systems, for that.

@@ -1,5 +1,7 @@
 //! The node's resource provider in placement: what it has to give, and what it can.
 
+mod stood;
+
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
     sync::{Arc, Mutex, PoisonError},
@@ -17,6 +19,7 @@ use crate::{
     parts::Parts,
     storage,
 };
+pub(crate) use stood::Stood;
 
 const DISK: &str = "DISK_GB";
 
@@ -315,20 +318,25 @@ pub(crate) async fn refresh(parts: &Parts) -> Result<(), PlacementError> {
 async fn bring_up_to_date(parts: &Parts, anew: bool) -> Result<(), PlacementError> {
     // First, since it may take long, as the wait for its turn may; another may be the node by then.
     let measured = measure(parts).await?;
-    let _telling = parts.telling.lock().await;
+    let mut stood = parts.telling.lock().await;
     if parts.presence.fence().is_none() {
         return Ok(());
     }
-    tell_changes(parts, measured, anew).await
+    tell_changes(parts, &mut stood, measured, anew).await
 }
 
 /// By who tells alone.
 async fn tell_changes(
     parts: &Parts,
+    stood: &mut Stood,
     (measured, is_there): (Measured, bool),
     anew: bool,
 ) -> Result<(), PlacementError> {
-    let mut current = parts.placement.inventory(parts.node).await?;
+    let (mut current, generation) = parts.placement.counted_inventory(parts.node).await?;
+    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
+    let come_back = stood.come_back(generation, &current);
+    told.extend(come_back.map(|(class, inventory)| (class.clone(), inventory.reserved)));
+    let stands = Stood::now(generation, &current, &told);
     let is_shared = parts.settings.shared.is_some();
     if let Some(shared) = &parts.settings.shared {
         // From before its disks lay there: a placement that was put back offers that once more.
@@ -348,11 +356,12 @@ async fn tell_changes(
     {
         // Another node of the same storage was quicker to say it, and may be gone when it is to be taken back.
         note_reserved(parts, [(DISK, current)]);
+        told.insert(DISK.to_owned(), current.reserved);
     }
-    let told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
     let news = News { offers: wanted, told, is_disk_shared: is_shared && !anew };
     let (wanted, is_others) = news.over(&current);
     if wanted.is_empty() {
+        *stood = stands;
         return Ok(());
     }
     tracing::info!(amounts = %serde_json::json!(wanted), "what this node has to give has changed");
@@ -364,7 +373,11 @@ async fn tell_changes(
         reserved.remove(DISK);
         reserved.extend(news.told.get(DISK).map(|own| (DISK.to_owned(), *own)));
     }
-    outcome
+    // Where it failed, what came back is still to be told.
+    let generation = outcome?;
+    *stood = stands;
+    stood.counted(generation);
+    Ok(())
 }
 
 /// What a node offers, to be told where placement has it otherwise.
@@ -463,19 +476,20 @@ fn offered(parts: &Parts, measured: &Measured) -> BTreeMap<String, Inventory> {
 /// Sets these classes, and remembers what of them this agent has reserved. Of storage that is shared the disk is no node's own.
 /// Answers whether it was done, as [`register`].
 async fn tell(parts: &Parts, inventory: &BTreeMap<String, Inventory>) -> Result<bool, PlacementError> {
-    let _telling = parts.telling.lock().await;
+    let mut stood = parts.telling.lock().await;
     if parts.presence.fence().is_none() {
         return Ok(false);
     }
-    tell_over(parts, inventory, |_| inventory.clone()).await.map(|()| true)
+    stood.counted(tell_over(parts, inventory, |_| inventory.clone()).await?);
+    Ok(true)
 }
 
-/// The same of what is chosen of them over what stands there, by who tells alone.
+/// The same of what is chosen of them over what stands there, by who tells alone. Answers what the node's changes are counted up to then.
 async fn tell_over(
     parts: &Parts,
     inventory: &BTreeMap<String, Inventory>,
     choose: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
-) -> Result<(), PlacementError> {
+) -> Result<u64, PlacementError> {
     let placement = &parts.placement;
     // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
     note_reserved(parts, inventory.iter().map(|(class, inventory)| (class.as_str(), inventory)));
@@ -741,32 +755,81 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn a_lock_that_comes_while_it_is_measured_or_written_stays() {
+    /// An agent beside that provider.
+    async fn beside(state: &Path, locked: &Arc<Locked>) -> Arc<Parts> {
         ec_runtime::install_tls_provider();
-        let state = tempfile::tempdir().unwrap();
-        let text = format!(
-            "name: n
-state_dir: {}
-",
-            state.path().display()
-        );
+        let text = format!("name: n\nstate_dir: {}\n", state.display());
         let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
         let node = NodeId::new(uuid::Uuid::from_u128(9));
+        let placement = PlacementClient::new(&settings.placement).unwrap().over(Arc::clone(locked) as _);
+        let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node)));
+        assemble(settings, node, store, hypervisor, placement, Host::default()).await.unwrap()
+    }
+
+    async fn look(parts: &Parts) {
+        let measured = measure(parts).await.unwrap();
+        tell_changes(parts, &mut *parts.telling.lock().await, measured, false).await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_lock_that_comes_while_it_is_measured_or_written_stays() {
+        let state = tempfile::tempdir().unwrap();
         let there = Inventory { total: 1, reserved: 0, max_unit: 1, ..THERE };
         let locked = Arc::new(Locked(Mutex::new((0, [("VCPU".to_owned(), there.clone())].into()))));
-        let placement = PlacementClient::new(&settings.placement).unwrap().over(Arc::clone(&locked) as _);
-        let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node)));
-        let parts = assemble(settings, node, store, hypervisor, placement, Host::default()).await.unwrap();
+        let parts = beside(state.path(), &locked).await;
         // As this agent has told it, on a host with fewer processors.
         let told = BTreeMap::from([("VCPU".to_owned(), there.clone())]);
         note_reserved(&parts, told.iter().map(|(class, inventory)| (class.as_str(), inventory)));
-        tell_changes(&parts, measure(&parts).await.unwrap(), false).await.unwrap();
+        look(&parts).await;
         let all = locked.0.lock().unwrap().1.clone();
         assert_eq!(all["VCPU"], Inventory { reserved: 1, ..there }, "an operator's");
         assert!(all["MEMORY_MB"].total > 0, "of what nobody locked all is told");
         let noted = parts.reserved.lock().unwrap().get("VCPU").copied();
         assert_eq!(noted, Some(0), "the lock does not pass for its own");
+    }
+
+    #[tokio::test]
+    async fn what_a_placement_that_was_put_back_has_locked_is_an_operators_where_it_was_before() {
+        let state = tempfile::tempdir().unwrap();
+        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
+        let parts = beside(state.path(), &locked).await;
+        look(&parts).await;
+        let unlocked = locked.0.lock().unwrap().clone();
+        let reserved = |class: &str| {
+            let stands = &locked.0.lock().unwrap().1[class];
+            (stands.reserved, stands.total)
+        };
+        let own = reserved("VCPU");
+        // As an agent leaves it at its end, on a host with more processors, and one in trouble.
+        let mut ended = (7, unlocked.1.clone());
+        for (class, of) in ended.1.iter_mut().filter(|(class, _)| *class != "MEMORY_MB") {
+            of.total += u64::from(class == "VCPU");
+            of.reserved = of.total;
+        }
+        locked.0.lock().unwrap().clone_from(&ended);
+        look(&parts).await;
+        assert_eq!(reserved("VCPU"), own, "with its total");
+        assert!(reserved(DISK).0 < reserved(DISK).1);
+        // By an operator, while the agent may have been cut off and have a new lease.
+        let mut of_an_operator = locked.0.lock().unwrap().clone();
+        of_an_operator.0 += 30;
+        let vcpu = of_an_operator.1.get_mut("VCPU").unwrap();
+        vcpu.reserved = vcpu.total;
+        locked.0.lock().unwrap().clone_from(&of_an_operator);
+        let all = own.1;
+        look(&parts).await;
+        assert_eq!(reserved("VCPU"), (all, all));
+        locked.0.lock().unwrap().clone_from(&ended);
+        look(&parts).await;
+        assert_eq!(reserved("VCPU"), (all + 1, all + 1), "it was locked before");
+        assert!(reserved(DISK).0 < reserved(DISK).1);
+        // Who takes it away does so for good.
+        let generation = locked.0.lock().unwrap().0;
+        *locked.0.lock().unwrap() = (generation + 1, unlocked.1);
+        look(&parts).await;
+        *locked.0.lock().unwrap() = ended;
+        look(&parts).await;
+        assert_eq!(reserved("VCPU"), own);
     }
 
     #[test]

@@ -464,7 +464,8 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
         findings.push(Finding::warning(&part, "placement offers nothing of it", mend));
     }
     if node.locked && node.troubles.is_empty() {
-        let mend = "see `reserved` in its compute.yaml; an agent that was just started needs a moment";
+        let mend = "see `reserved` in its compute.yaml; an agent that was just started needs a moment, and one whose node nobody \
+                    wants locked is started anew, which unlocks it";
         findings.push(Finding::warning(&part, "all its processors are reserved", mend));
     }
     if node.capacity.is_empty() {

@@ -181,7 +181,7 @@ impl PlacementClient {
             });
             (Method::POST, RESHAPER.to_owned(), body)
         };
-        self.write_inventory(node, |current| Some(change(current)), with_claim).await
+        self.write_inventory(node, |current| Some(change(current)), with_claim).await.map(drop)
     }
 
     /// What the consumer holds; `None` where it holds nothing.
@@ -346,6 +346,7 @@ impl PlacementClient {
             wanted
         })
         .await
+        .map(drop)
     }
 
     /// Has the provider offer nothing of a class any more. [`PlacementError::Conflict`] where something of it is in use.
@@ -356,6 +357,7 @@ impl PlacementClient {
             wanted
         })
         .await
+        .map(drop)
     }
 
     /// Makes shared storage known where it is not, by a provider that shares what it has with those of its aggregate, and has a node
@@ -435,40 +437,42 @@ impl PlacementClient {
             locked
         })
         .await
+        .map(drop)
     }
 
     /// Has the provider's inventory be what `change` makes of it. Where somebody else writes at the same moment, it is asked again, of
-    /// what stands there then.
+    /// what stands there then. Answers what the provider's changes are counted up to then, at least.
     pub async fn change_inventory(
         &self,
         node: NodeId,
         change: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
-    ) -> PlacementResult<()> {
+    ) -> PlacementResult<u64> {
         let changed = |current: &BTreeMap<_, _>| Some(change(current)).filter(|wanted| wanted != current);
         let alone = |inventory| (Method::PUT, format!("resource_providers/{node}/inventories"), inventory);
         self.write_inventory(node, changed, alone).await
     }
 
     /// Has a provider's inventory be what `change` makes of it, where that makes something of it, by the request that `write` makes of
-    /// that and of the generation that was read.
+    /// that and of the generation that was read. Answers which it has then, at least.
     async fn write_inventory(
         &self,
         node: NodeId,
         change: impl Fn(&BTreeMap<String, Inventory>) -> Option<BTreeMap<String, Inventory>>,
         write: impl Fn(serde_json::Value) -> (Method, String, serde_json::Value),
-    ) -> PlacementResult<()> {
+    ) -> PlacementResult<u64> {
         let path = format!("resource_providers/{node}/inventories");
         let mut tries = 0;
         loop {
             let current: InventoriesBody = self.wire.get(&path, NO_QUERY).await?;
-            let Some(wanted) = change(&current.inventories) else { return Ok(()) };
+            let generation = current.resource_provider_generation;
+            let Some(wanted) = change(&current.inventories) else { return Ok(generation) };
             let (method, path, body) = write(json!({
-                "resource_provider_generation": current.resource_provider_generation,
+                "resource_provider_generation": generation,
                 "inventories": wanted,
             }));
             let written = self.wire.send(method, &path, Some(&body)).await;
             if !is_worth_another_try(&written, &mut tries) {
-                return written.map(drop);
+                return written.map(|_| generation + 1);
             }
         }
     }
@@ -586,9 +590,17 @@ impl PlacementClient {
 
     /// Inventory of a provider by resource class.
     pub async fn inventory(&self, node: NodeId) -> PlacementResult<BTreeMap<String, Inventory>> {
+        self.counted_inventory(node).await.map(|(inventory, _)| inventory)
+    }
+
+    /// The same, and what the provider's changes are counted up to.
+    pub async fn counted_inventory(
+        &self,
+        node: NodeId,
+    ) -> PlacementResult<(BTreeMap<String, Inventory>, u64)> {
         let body: InventoriesBody =
             self.wire.get(&format!("resource_providers/{node}/inventories"), NO_QUERY).await?;
-        Ok(body.inventories)
+        Ok((body.inventories, body.resource_provider_generation))
     }
 }
 
