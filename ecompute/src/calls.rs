@@ -251,6 +251,10 @@ impl Hypervisor for CountedHypervisor {
         self.all(self.0.address_room()).await
     }
 
+    async fn network_trouble(&self) -> HypervisorResult<Option<String>> {
+        self.all(self.0.network_trouble()).await
+    }
+
     async fn protect(&self) -> HypervisorResult<()> {
         self.all(self.0.protect()).await
     }

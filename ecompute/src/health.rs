@@ -45,7 +45,29 @@ pub(crate) struct Questions {
     memory: Asked<Memory>,
     places: [Asked<Option<Seen>>; 3],
     storage: Asked<Option<String>>,
-    addresses: Mutex<Option<AddressRoom>>,
+    addresses: OfNetworks<AddressRoom>,
+    network: OfNetworks<String>,
+}
+
+/// What the hypervisor told last of guests' networks.
+struct OfNetworks<T>(Mutex<Option<T>>);
+
+impl<T> Default for OfNetworks<T> {
+    fn default() -> Self {
+        Self(Mutex::default())
+    }
+}
+
+impl<T: Clone> OfNetworks<T> {
+    /// What it tells now; what it told last, while it does not: that it is away frees no address, and brings no network back.
+    async fn ask(&self, asked: impl Future<Output = HypervisorResult<Option<T>>>) -> Option<T> {
+        let told = tokio::time::timeout(storage::ANSWERS_IN, asked).await;
+        let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Ok(Ok(told)) = told {
+            *known = told;
+        }
+        known.clone()
+    }
 }
 
 /// What is left of memory, and what waited for it.
@@ -67,12 +89,13 @@ pub(crate) async fn look(parts: &Parts) {
     let disks = settings.disks(parts.node);
     let gone = move || gone(&settings).or_else(|| is_another(&disks, &first));
     let places = places(&parts.settings);
-    let (measured, addresses) = tokio::join!(
+    let (measured, addresses, network) = tokio::join!(
         parts.health.measured(&parts.host, places, seen, gone),
-        parts.health.addresses(parts.hypervisor.address_room()),
+        parts.health.addresses.ask(parts.hypervisor.address_room()),
+        parts.health.network.ask(parts.hypervisor.network_trouble()),
     );
     let addresses = addresses.map(|room| (room.network, Room { left: room.left, total: room.total }));
-    let measured = Measured { clock_behind: parts.placement.clock_ahead(), addresses, ..measured };
+    let measured = Measured { clock_behind: parts.placement.clock_ahead(), network, addresses, ..measured };
     let before = parts.troubles.borrow().clone();
     let now = judge(&measured, &before, parts.host.now());
     if now == before {
@@ -117,19 +140,6 @@ impl Questions {
         let known: Vec<Seen> =
             of_places.into_iter().filter_map(|answer| answer.unwrap_or_else(Option::flatten)).collect();
         put_together(memory.unwrap_or_else(Option::unwrap_or_default), known, silent.or(gone.ok().flatten()))
-    }
-
-    /// How many addresses the guests' network has left; as it was told last, while the hypervisor does not tell: that it is away frees none.
-    async fn addresses(
-        &self,
-        asked: impl Future<Output = HypervisorResult<Option<AddressRoom>>>,
-    ) -> Option<AddressRoom> {
-        let told = tokio::time::timeout(storage::ANSWERS_IN, asked).await;
-        let mut known = self.addresses.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Ok(Ok(room)) = told {
-            *known = room;
-        }
-        known.clone()
     }
 }
 
@@ -197,7 +207,11 @@ fn full_of_a_minute(pressure: &str) -> Option<f64> {
 
 #[cfg(test)]
 mod tests {
-    use ec_hypervisor::HypervisorError;
+    use ec_hypervisor::{HypervisorError, SimulatedHypervisor};
+    use ec_model::{NodeId, TroubleKind};
+    use ec_placement_client::PlacementClient;
+    use ec_runtime::config::parse;
+    use ec_store::MemoryStore;
 
     use super::*;
 
@@ -223,14 +237,39 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_network_has_as_many_addresses_as_were_told_last_while_its_hypervisor_is_away() {
-        let questions = Questions::default();
+        let addresses = OfNetworks::default();
         let room = Some(AddressRoom { network: "n".into(), left: 0, total: 9, next: None });
         let gone = || HypervisorError::Unreachable { uri: "test:".into(), detail: "gone".into() };
-        assert_eq!(questions.addresses(async { Err(gone()) }).await, None);
-        assert_eq!(questions.addresses(async { Ok(room.clone()) }).await, room);
-        assert_eq!(questions.addresses(async { Err(gone()) }).await, room);
-        assert_eq!(questions.addresses(std::future::pending()).await, room);
-        assert_eq!(questions.addresses(async { Ok(None) }).await, None);
+        assert_eq!(addresses.ask(async { Err(gone()) }).await, None);
+        assert_eq!(addresses.ask(async { Ok(room.clone()) }).await, room);
+        assert_eq!(addresses.ask(async { Err(gone()) }).await, room);
+        assert_eq!(addresses.ask(std::future::pending()).await, room);
+        assert_eq!(addresses.ask(async { Ok(None) }).await, None);
+    }
+
+    #[tokio::test]
+    async fn a_network_that_goes_while_the_agent_runs_keeps_new_work_away_until_it_is_back() {
+        ec_runtime::install_tls_provider();
+        let state = tempfile::tempdir().unwrap();
+        let text = format!("name: n\nstate_dir: {}\n", state.path().display());
+        let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
+        let node = NodeId::new(uuid::Uuid::from_u128(9));
+        let (store, hypervisor) = (Arc::new(MemoryStore::new()), SimulatedHypervisor::new(node));
+        let placement = PlacementClient::new(&settings.placement).unwrap();
+        let simulated = Arc::new(hypervisor.clone());
+        let parts = crate::agent::assemble(settings, node, store, simulated, placement, Host::default());
+        let parts = parts.await.unwrap();
+        let told = async || {
+            look(&parts).await;
+            let troubles = parts.troubles.borrow();
+            let network = troubles.iter().find(|trouble| trouble.kind == TroubleKind::Network);
+            network.map(|trouble| trouble.why.clone())
+        };
+        assert_eq!(told().await, None);
+        hypervisor.set_network_trouble(Some("define it"));
+        assert_eq!(told().await.as_deref(), Some("define it"));
+        hypervisor.set_network_trouble(None);
+        assert_eq!(told().await, None);
     }
 
     #[tokio::test(start_paused = true)]

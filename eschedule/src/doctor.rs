@@ -452,7 +452,7 @@ fn of_node(node: &NodeView, ready: Option<&Result<Ready, String>>) -> Vec<Findin
                 }
                 TroubleKind::Clock => "see `timedatectl` on both; it takes new work again by itself",
                 TroubleKind::Network => {
-                    "`virsh net-edit` there: a larger range, or a shorter lease; it takes new work again by itself"
+                    "`virsh net-list --all` and `ip link` show there what is missing; addresses become more by `virsh net-edit`, with a larger range or a shorter lease; it takes new work again by itself"
                 }
                 TroubleKind::Unknown => "see `ecompute --check` there",
             };

@@ -180,6 +180,11 @@ pub trait Hypervisor: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// Why no guest can be put into its networks, where one of them is not there, or cannot be started. Changes nothing.
+    async fn network_trouble(&self) -> HypervisorResult<Option<String>> {
+        Ok(None)
+    }
+
     /// What these instances have used, of those whose guests are up. One that is busy with another call may be left out.
     async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>>;
 

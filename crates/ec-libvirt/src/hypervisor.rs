@@ -937,6 +937,17 @@ impl Hypervisor for LibvirtHypervisor {
         self.look.call(what, Scope::Host, move |connect| addresses::room(connect, &config)).await
     }
 
+    async fn network_trouble(&self) -> HypervisorResult<Option<String>> {
+        let config = Arc::clone(&self.config);
+        let what = format!("look at the network `{}`", config.network);
+        let look = move |connect: &virt::connect::Connect| match prepare::survey_network(connect, &config) {
+            Ok(_) => Ok(None),
+            Err(CallError::Refused(why) | CallError::NotNow(why)) => Ok(Some(why)),
+            Err(error @ CallError::Libvirt(_)) => Err(error),
+        };
+        self.look.call(what, Scope::Host, look).await
+    }
+
     async fn protect(&self) -> HypervisorResult<()> {
         self.guard().await
     }

@@ -161,22 +161,29 @@ fn taken<'a>(subnets: &[Subnet], routes: &'a str) -> Option<(Subnet, &'a str)> {
     })
 }
 
-/// What came of a domain's start: where somebody ended the network beside this agent, it runs again for the next try.
+/// What came of a domain's start: where somebody ended the network beside this agent, it runs again for the next try; where one is
+/// not there any more, that is of the host and not of this guest.
 pub(crate) fn started(
     connect: &Connect,
     config: &LibvirtConfig,
     started: Result<(), CallError>,
 ) -> Result<(), CallError> {
     let Err(CallError::Libvirt(_)) = started else { return started };
+    let not_now = |error| {
+        CallError::NotNow(match error {
+            CallError::Libvirt(error) => said(&error),
+            CallError::Refused(why) | CallError::NotNow(why) => why,
+        })
+    };
     let name = &config.network;
-    if network(connect, name)?.is_active()? {
-        return started;
+    if !network(connect, name).map_err(not_now)?.is_active()? {
+        start_network(connect, name).map_err(not_now)?;
+        return Err(CallError::NotNow(format!("the network `{name}` did not run, and was started")));
     }
-    Err(CallError::NotNow(match start_network(connect, name) {
-        Err(CallError::Libvirt(error)) => said(&error),
-        Err(CallError::Refused(why) | CallError::NotNow(why)) => why,
-        Ok(()) => format!("the network `{name}` did not run, and was started"),
-    }))
+    if let Some(second) = &config.bridge {
+        second_bridge(second).map_err(not_now)?;
+    }
+    started
 }
 
 fn second_bridge(name: &str) -> Result<(), CallError> {

@@ -1598,6 +1598,44 @@ async fn a_network_that_somebody_ends_beside_the_agent_is_started_for_the_next_t
     test.end().await;
 }
 
+/// As `virsh net-undefine` and `ip link delete` do it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_network_or_bridge_that_is_gone_is_the_hosts_trouble_and_no_guests() {
+    let test = Test::new(|_| ()).await;
+    let connect = test.server().connection();
+    let network = connect.lookup_network_by_name(&test.config.network).unwrap();
+    let document = network.xml_desc(0).unwrap();
+    let second = format!("{}s", test.server().bridge());
+    let ip =
+        |words: &[&str]| assert!(std::process::Command::new("ip").args(words).status().unwrap().success());
+    ip(&["link", "add", &second, "type", "bridge"]);
+    let hypervisor = test.second(|config| config.bridge = Some(second.clone()));
+    hypervisor.prepare().await.unwrap();
+    assert_eq!(hypervisor.network_trouble().await.unwrap(), None);
+    let instance = fresh();
+    hypervisor.create_overlay(instance, &base(), None).await.unwrap();
+    hypervisor.define(&conformance::small_domain(instance)).await.unwrap();
+    let waits = async |what: &str| {
+        let told = hypervisor.network_trouble().await.unwrap().unwrap();
+        assert!(told.contains(what), "{told}");
+        let not_yet = hypervisor.start(instance).await.unwrap_err();
+        assert!(not_yet.is_transient() && not_yet.to_string().contains(what), "{not_yet}");
+    };
+    ip(&["link", "delete", &second]);
+    waits(&format!("no bridge device `{second}`")).await;
+    ip(&["link", "add", &second, "type", "bridge"]);
+    network.destroy().unwrap();
+    network.undefine().unwrap();
+    waits("virsh net-define").await;
+    connect.define_network_xml(&document).unwrap();
+    assert_eq!(hypervisor.network_trouble().await.unwrap(), None, "it can be started");
+    assert!(hypervisor.start(instance).await.unwrap_err().is_transient());
+    hypervisor.start(instance).await.unwrap();
+    hypervisor.destroy(instance).await.unwrap();
+    ip(&["link", "delete", &second]);
+    test.end().await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn nothing_is_done_to_a_guest_of_somebody_else_that_has_a_volume() {
     let test = Test::new(|_| ()).await;

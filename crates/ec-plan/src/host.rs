@@ -25,6 +25,8 @@ pub struct Measured {
     /// Why nothing can be written where guests' disks, images or the agent's own records are, where that is so: it is not there, or
     /// was mounted to be read alone.
     pub unwritable: Option<String>,
+    /// Why guests cannot be put into their networks, where one is not there.
+    pub network: Option<String>,
     /// Of the network that gives guests their addresses, its name and how many it has left.
     pub addresses: Option<(String, Room)>,
     /// So many seconds placement's clock is ahead of this host's.
@@ -77,7 +79,9 @@ pub fn judge(measured: &Measured, before: &[Trouble], now: Timestamp) -> Vec<Tro
             }
             TroubleKind::Clock => measured.clock_behind.and_then(|seconds| clock(seconds, edge)),
             TroubleKind::Network => {
-                measured.addresses.as_ref().and_then(|(network, room)| addresses(network, *room, edge))
+                let given = measured.addresses.as_ref();
+                let short = || given.and_then(|(network, room)| addresses(network, *room, edge));
+                measured.network.clone().or_else(short)
             }
             TroubleKind::Unknown => None,
         }?;
@@ -243,6 +247,15 @@ mod tests {
         assert_eq!(kinds(&of(1, 253), &begun), [TroubleKind::Network]);
         assert_eq!(kinds(&of(2, 253), &begun), []);
         assert_eq!(kinds(&of(1, 1), &begun), []);
+    }
+
+    #[test]
+    fn a_network_that_is_gone_is_trouble_until_it_is_there_however_many_addresses_it_had() {
+        let addresses = Some(("default".into(), Room { left: 9, total: 9 }));
+        let gone = Measured { network: Some("define it".into()), addresses, ..Measured::default() };
+        assert_eq!(judge(&gone, &[], Timestamp::UNIX_EPOCH)[0].why, "define it");
+        let there = Measured { network: None, ..gone };
+        assert_eq!(kinds(&there, &begun(TroubleKind::Network)), []);
     }
 
     #[test]

@@ -17,6 +17,7 @@ pub(super) struct Knobs {
     faults: HashMap<Operation, HashMap<u64, HypervisorError>>,
     hanging: HashSet<Operation>,
     pub(super) unreachable: bool,
+    pub(super) network_trouble: Option<String>,
     calls: HashMap<Operation, u64>,
     calls_of: HashMap<(Operation, InstanceId), u64>,
     effects: HashMap<(Operation, InstanceId), u64>,
@@ -81,6 +82,11 @@ impl SimulatedHypervisor {
     pub fn set_unreachable(&self, unreachable: bool) {
         self.inner().knobs.unreachable = unreachable;
         self.tell(HypervisorEvent::LookAtAll);
+    }
+
+    /// A network of the guests is not there for that reason, or is there.
+    pub fn set_network_trouble(&self, why: Option<&str>) {
+        self.inner().knobs.network_trouble = why.map(str::to_owned);
     }
 
     /// Guests started from now on have their address this long after their start.

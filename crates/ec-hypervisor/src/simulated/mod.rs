@@ -474,6 +474,10 @@ impl Hypervisor for SimulatedHypervisor {
         Ok(self.inner().host.addresses(self.node, instances))
     }
 
+    async fn network_trouble(&self) -> HypervisorResult<Option<String>> {
+        Ok(self.inner().knobs.network_trouble.clone())
+    }
+
     async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>> {
         self.enter(Operation::Usage, None).await?;
         Ok(self.inner().host.usage(self.node, instances))
