@@ -89,9 +89,12 @@ impl DestroyedFile {
 
     fn text(&self) -> Result<String, RecordFileError> {
         let path = self.path();
-        match fs::read_to_string(&path) {
+        match fs::read(&path) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(String::new()),
-            text => text.map_err(failed("read", &path)),
+            // A byte that a disk has changed spoils its own line at most.
+            bytes => {
+                bytes.map(|bytes| String::from_utf8_lossy(&bytes).into_owned()).map_err(failed("read", &path))
+            }
         }
     }
 
@@ -147,22 +150,27 @@ pub(crate) struct Destroyed {
 }
 
 impl Destroyed {
-    /// What a file says, line by line and the oldest first; what is no such line says nothing.
+    /// What a file says, line by line and the oldest first; what is no such line says nothing. Of one whose time cannot be read that
+    /// is the time of those before it, or of now: an instance is not forgotten for that.
     fn all_of(text: &str) -> Vec<Self> {
         let mut all = BTreeMap::<InstanceId, Self>::new();
         let mut latest = 0;
         for line in text.lines() {
             let mut words = line.split(' ');
             let (Some(instance), Some(when)) = (words.next(), words.next()) else { continue };
-            let (Ok(instance), Ok(when)) = (instance.parse(), when.parse::<u64>()) else { continue };
+            let Ok(instance) = instance.parse() else { continue };
             // Lines are in the order of what they tell, whatever the clock was set to meanwhile.
-            latest = latest.max(when);
-            match words.next() {
-                None => _ = all.insert(instance, Self { instance, when: latest, epoch: None }),
+            let when = when.parse::<u64>();
+            latest = latest.max(*when.as_ref().unwrap_or(&0));
+            let noted = Self { instance, when: latest, epoch: None };
+            // Behind a time that cannot be read, that of the next line may come.
+            match words.next().filter(|word| when.is_ok() || *word == BACK) {
+                None => _ = all.insert(instance, noted),
                 Some(BACK) => _ = all.remove(&instance),
                 Some(epoch) => {
-                    if let Some(destroyed) = all.get_mut(&instance) {
-                        destroyed.epoch = epoch.parse().ok();
+                    if let Ok(epoch) = epoch.parse() {
+                        // The line before told the same, if it can be read.
+                        all.entry(instance).or_insert(noted).epoch = Some(epoch);
                     }
                 }
             }
@@ -323,6 +331,31 @@ mod tests {
         assert_eq!(later, [id(5), id(6)]);
         let many: Vec<_> = (0..MOST as u128 + 1).map(|number| (number, ahead)).collect();
         assert_eq!(kept(&many, NOW).len(), MOST);
+    }
+
+    #[test]
+    fn a_byte_that_a_disk_has_changed_spoils_its_own_line_at_most() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = RecordDir::open(dir.path()).unwrap();
+        for number in 1..=4 {
+            records.bury(id(number), Some(7)).unwrap();
+        }
+        let path = dir.path().join(NAME);
+        let text = fs::read(&path).unwrap();
+        let mut lines: Vec<Vec<u8>> = text.split(|byte| *byte == b'\n').map(<[u8]>::to_vec).collect();
+        // In a time, in a placement, in whom a line is of, and in a time without which the next line is all that is left.
+        for (line, byte) in [(0, 40), (3, 48), (4, 8), (6, 40), (6, 8)] {
+            lines[line][byte] = 0xff;
+        }
+        fs::write(&path, lines.join(&b'\n')).unwrap();
+        let known = [(id(1), Some(7)), (id(2), None), (id(3), Some(7)), (id(4), Some(7))].into();
+        assert_eq!(buried(&records), known);
+        let records = RecordDir::open(dir.path()).unwrap();
+        assert_eq!(buried(&records), known, "nor is one dropped at the next start");
+        // And where a line's end is spoilt.
+        let text = format!("{} {NOW}\u{fffd}{} {NOW}\n", id(5), id(6));
+        fs::write(&path, text).unwrap();
+        assert_eq!(buried(&RecordDir::open(dir.path()).unwrap()), [(id(5), None)].into());
     }
 
     #[test]
