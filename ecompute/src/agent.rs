@@ -49,6 +49,7 @@ pub async fn run(settings: Settings, port: Option<Port>, shutdown: CancellationT
     let node = state.node(settings.uuid, &records)?;
     let placement = PlacementClient::new(&settings.placement)?;
     let recorded = storage::recorded(&records)?;
+    storage::place::take(&settings.state_dir, &recorded)?;
     storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, &recorded)?;
     let taken = async {
         // A server that is away holds up who asks it, and not this agent's end.

@@ -53,6 +53,19 @@ async fn an_agent_ends_while_its_image_cache_does_not_answer() {
     ended.expect("it goes on").unwrap();
 }
 
+#[tokio::test]
+async fn an_agent_whose_state_directory_was_moved_does_not_start_over_its_guests() {
+    let state = tempfile::tempdir().unwrap();
+    let (settings, lock) = settings(state.path(), "libvirt: {uri: \"test:///default\"}\n");
+    let _answers = answer(&lock);
+    std::fs::create_dir(settings.records()).unwrap();
+    std::fs::write(settings.records().join(format!("{}.json", uuid::Uuid::from_u128(1))), "{}").unwrap();
+    std::fs::write(state.path().join("place"), "/elsewhere\n").unwrap();
+    let ended = tokio::time::timeout(Duration::from_secs(5), run(settings, None, CancellationToken::new()));
+    let ended = ended.await.expect("it starts").unwrap_err();
+    assert!(ended.to_string().contains("was /elsewhere when this node's guests were made"), "{ended}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn who_is_refused_as_the_node_is_not_started_again() {
     let state = tempfile::tempdir().unwrap();

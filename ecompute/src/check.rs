@@ -502,6 +502,7 @@ fn disk(settings: &Settings) -> Found {
     let is_there = || {
         // Records that cannot be read say nothing here: the agent tells at its start.
         let recorded = storage::recorded(&records).unwrap_or_default();
+        storage::place::check(&settings.state_dir, &recorded)?;
         storage::refuse_moved(settings.shared.as_ref(), &settings.state_dir, &recorded)?;
         storage::check(settings)
     };
@@ -618,7 +619,7 @@ mod tests {
     }
 
     #[test]
-    fn guests_of_another_node_are_told_before_the_start() {
+    fn guests_of_another_node_or_place_are_told_before_the_start() {
         let state = tempfile::tempdir().unwrap();
         let text = format!("state_dir: {}\nuuid: {}\n", state.path().display(), node(2));
         let file = ec_runtime::config::parse(&text, Path::new("compute.yaml")).unwrap();
@@ -629,6 +630,11 @@ mod tests {
         std::fs::create_dir(settings.records()).unwrap();
         std::fs::write(settings.records().join(format!("{}.json", uuid::Uuid::nil())), "{}").unwrap();
         assert!(told());
+        std::fs::write(state.path().join("uuid"), node(2).to_string()).unwrap();
+        let is_moved = || disk(&settings).is_err_and(|(_, why)| why.contains("was /elsewhere when"));
+        assert!(!is_moved());
+        std::fs::write(state.path().join("place"), "/elsewhere\n").unwrap();
+        assert!(is_moved());
     }
 
     #[tokio::test(start_paused = true)]

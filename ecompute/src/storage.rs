@@ -6,6 +6,7 @@
 
 mod local;
 mod mark;
+pub(crate) mod place;
 
 use std::{
     fs, io,
@@ -197,6 +198,19 @@ pub(crate) enum StorageError {
         found: Option<String>,
         /// Where that is remembered.
         used: PathBuf,
+    },
+    /// The state directory was moved or copied.
+    #[error(
+        "state_dir: {} was {before} when this node's guests were made, and libvirt knows their disks there: mount or link it there, or set `state_dir: {before}` again (where none of them is left, or libvirt knows all of them here, remove {})",
+        place.display(), noted.display()
+    )]
+    MovedState {
+        /// Where it is.
+        place: PathBuf,
+        /// Where it was.
+        before: String,
+        /// Where that is remembered.
+        noted: PathBuf,
     },
     /// Placement says for good that it does not tell who uses it.
     #[error(transparent)]
