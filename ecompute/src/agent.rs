@@ -290,14 +290,17 @@ struct Around {
 impl Around {
     fn begin(parts: &Arc<Parts>, record: Alive, bridge: Option<String>, stop: &CancellationToken) -> Self {
         let (in_presence, stop_presence) = (Arc::clone(parts), stop.clone());
-        let config = bridge.map(|bridge| metadata_config(parts, bridge));
+        let (bridges, bridge) = watch::channel(bridge);
+        let (answers, stop_metadata) = (Arc::clone(parts), stop.clone());
+        let serve =
+            async move |bridge, stop| ec_metadata::serve(metadata_config(&answers, bridge), stop).await;
         Self {
             presence: tokio::spawn(async move {
                 let (store, state_dir) = (Arc::clone(&in_presence.store), &in_presence.settings.state_dir);
                 presence::keep(&in_presence.presence, store, record, state_dir, stop_presence).await
             }),
-            metadata: tokio::spawn(serve_metadata(config, stop.clone())),
-            protection: tokio::spawn(protect(Arc::clone(parts), stop.clone())),
+            metadata: tokio::spawn(async move { serve_metadata(bridge, serve, stop_metadata).await }),
+            protection: tokio::spawn(protect(Arc::clone(parts), bridges, stop.clone())),
         }
     }
 
@@ -343,25 +346,40 @@ fn metadata_config(parts: &Parts, bridge: String) -> MetadataConfig {
     MetadataConfig { account, ..MetadataConfig::new(bridge, RecordDir::clone(&parts.records)) }
 }
 
-/// Answers the guests on the bridge, where there is one and this process may, until `stop`.
+/// Answers the guests on the bridge, where there is one and this process may, until `stop`; on another one, once that is told.
 async fn serve_metadata(
-    config: Option<MetadataConfig>,
+    mut bridge: watch::Receiver<Option<String>>,
+    serve: impl AsyncFn(String, CancellationToken) -> Result<(), MetadataError>,
     stop: CancellationToken,
 ) -> Result<(), MetadataError> {
-    if let Some(config) = config {
-        match ec_metadata::serve(config, stop.clone()).await {
-            Err(error @ MetadataError::NotPermitted { .. }) => {
-                tracing::error!(%error, "guests get no metadata from this agent");
+    loop {
+        let (served, over) = (bridge.borrow_and_update().clone(), stop.child_token());
+        let mut serving = std::pin::pin!(async {
+            if let Some(served) = served {
+                match serve(served, over.clone()).await {
+                    Err(error @ MetadataError::NotPermitted { .. }) => {
+                        tracing::error!(%error, "guests get no metadata from this agent");
+                    }
+                    ended => return ended,
+                }
             }
-            ended => return ended,
+            over.cancelled().await;
+            Ok(())
+        });
+        tokio::select! {
+            biased;
+            ended = &mut serving => return ended,
+            // Where nobody will tell of one any more, the agent ends.
+            Ok(()) = bridge.changed() => {}
         }
+        // It leaves the first one before it goes to the next.
+        over.cancel();
+        serving.await?;
     }
-    stop.cancelled().await;
-    Ok(())
 }
 
-/// Looks after what holds guests to their own addresses, until `stop`.
-async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
+/// Looks after what holds guests to their own addresses, and at the bridge on which they ask for metadata, until `stop`.
+async fn protect(parts: Arc<Parts>, bridges: watch::Sender<Option<String>>, stop: CancellationToken) {
     let mut troubled = false;
     loop {
         tokio::select! {
@@ -376,6 +394,13 @@ async fn protect(parts: Arc<Parts>, stop: CancellationToken) {
             tracing::warn!(%error, "failed to look after the packet rules around guests; trying on");
         }
         troubled = outcome.is_err();
+        // A network that is being defined anew has none for a while, and may have the same one again.
+        if let Ok(Some(bridge)) = parts.hypervisor.bridge().await
+            && bridges.borrow().as_ref() != Some(&bridge)
+        {
+            tracing::info!(bridge, "the guests' network has another bridge: metadata is answered there now");
+            bridges.send_replace(Some(bridge));
+        }
     }
 }
 

@@ -67,6 +67,44 @@ async fn an_agent_whose_state_directory_was_moved_does_not_start_over_its_guests
 }
 
 #[tokio::test(start_paused = true)]
+async fn metadata_follows_the_bridge_of_the_guests_network() {
+    let state = tempfile::tempdir().unwrap();
+    let (settings, lock) = settings(state.path(), "");
+    let _answers = answer(&lock);
+    let node = NodeId::new(uuid::Uuid::from_u128(9));
+    let (store, hypervisor) = (Arc::new(MemoryStore::new()), SimulatedHypervisor::new(node));
+    let placement = PlacementClient::new(&settings.placement).unwrap();
+    let simulated = Arc::new(hypervisor.clone());
+    let parts = assemble(settings, node, store, simulated, placement, Host::default()).await.unwrap();
+    let (bridges, bridge) = watch::channel(None);
+    let stop = CancellationToken::new();
+    let served: Arc<Mutex<Vec<String>>> = Arc::default();
+    let told = Arc::clone(&served);
+    let serve = async move |bridge: String, stop: CancellationToken| {
+        told.lock().unwrap().push(bridge.clone());
+        stop.cancelled().await;
+        told.lock().unwrap().push(format!("left {bridge}"));
+        Ok(())
+    };
+    let served_until = stop.clone();
+    let metadata = tokio::spawn(async move { serve_metadata(bridge, serve, served_until).await });
+    let protection = tokio::spawn(protect(parts, bridges, stop.clone()));
+    let after = async |wanted: &[&str]| {
+        tokio::time::sleep(PROTECTION_PERIOD * 3).await;
+        assert_eq!(*served.lock().unwrap(), wanted);
+    };
+    after(&[]).await;
+    hypervisor.set_bridge("virbr0");
+    after(&["virbr0"]).await;
+    hypervisor.set_bridge("virbr1");
+    after(&["virbr0", "left virbr0", "virbr1"]).await;
+    stop.cancel();
+    metadata.await.unwrap().unwrap();
+    protection.await.unwrap();
+    assert_eq!(served.lock().unwrap().last().unwrap(), "left virbr1");
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_is_refused_as_the_node_is_not_started_again() {
     let state = tempfile::tempdir().unwrap();
     let (settings, lock) = settings(state.path(), "");

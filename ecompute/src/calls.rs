@@ -255,6 +255,10 @@ impl Hypervisor for CountedHypervisor {
         self.all(self.0.network_trouble()).await
     }
 
+    async fn bridge(&self) -> HypervisorResult<Option<String>> {
+        self.all(self.0.bridge()).await
+    }
+
     async fn protect(&self) -> HypervisorResult<()> {
         self.all(self.0.protect()).await
     }

@@ -185,6 +185,11 @@ pub trait Hypervisor: Send + Sync + 'static {
         Ok(None)
     }
 
+    /// The bridge of the guests' network as it is now, where it has one: see [`HostInfo::bridge`].
+    async fn bridge(&self) -> HypervisorResult<Option<String>> {
+        Ok(None)
+    }
+
     /// What these instances have used, of those whose guests are up. One that is busy with another call may be left out.
     async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>>;
 

@@ -948,6 +948,12 @@ impl Hypervisor for LibvirtHypervisor {
         self.look.call(what, Scope::Host, look).await
     }
 
+    async fn bridge(&self) -> HypervisorResult<Option<String>> {
+        let config = Arc::clone(&self.config);
+        let what = format!("ask for the bridge of network {}", config.network);
+        self.look.call(what, Scope::Host, move |connect| prepare::bridge(connect, &config)).await
+    }
+
     async fn protect(&self) -> HypervisorResult<()> {
         self.guard().await
     }

@@ -1627,7 +1627,9 @@ async fn a_network_or_bridge_that_is_gone_is_the_hosts_trouble_and_no_guests() {
     network.destroy().unwrap();
     network.undefine().unwrap();
     waits("virsh net-define").await;
+    hypervisor.bridge().await.unwrap_err();
     connect.define_network_xml(&document).unwrap();
+    assert_eq!(hypervisor.bridge().await.unwrap().as_deref(), Some(test.server().bridge()));
     assert_eq!(hypervisor.network_trouble().await.unwrap(), None, "it can be started");
     assert!(hypervisor.start(instance).await.unwrap_err().is_transient());
     hypervisor.start(instance).await.unwrap();

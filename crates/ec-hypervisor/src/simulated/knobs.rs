@@ -18,6 +18,7 @@ pub(super) struct Knobs {
     hanging: HashSet<Operation>,
     pub(super) unreachable: bool,
     pub(super) network_trouble: Option<String>,
+    pub(super) bridge: Option<String>,
     calls: HashMap<Operation, u64>,
     calls_of: HashMap<(Operation, InstanceId), u64>,
     effects: HashMap<(Operation, InstanceId), u64>,
@@ -87,6 +88,11 @@ impl SimulatedHypervisor {
     /// A network of the guests is not there for that reason, or is there.
     pub fn set_network_trouble(&self, why: Option<&str>) {
         self.inner().knobs.network_trouble = why.map(str::to_owned);
+    }
+
+    /// The guests' network has that bridge from now on.
+    pub fn set_bridge(&self, bridge: &str) {
+        self.inner().knobs.bridge = Some(bridge.to_owned());
     }
 
     /// Guests started from now on have their address this long after their start.

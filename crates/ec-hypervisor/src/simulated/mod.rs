@@ -478,6 +478,10 @@ impl Hypervisor for SimulatedHypervisor {
         Ok(self.inner().knobs.network_trouble.clone())
     }
 
+    async fn bridge(&self) -> HypervisorResult<Option<String>> {
+        Ok(self.inner().knobs.bridge.clone())
+    }
+
     async fn usage(&self, instances: &[InstanceId]) -> HypervisorResult<HashMap<InstanceId, Usage>> {
         self.enter(Operation::Usage, None).await?;
         Ok(self.inner().host.usage(self.node, instances))
