@@ -4,6 +4,7 @@ mod claims;
 mod guest;
 mod intent;
 mod keys;
+mod lost;
 mod rebuild;
 mod rescue;
 mod resize;
@@ -434,6 +435,10 @@ impl Worker {
     /// started.
     async fn start(&mut self, rescue: Option<DomainSpec>) -> Result<(), Stop> {
         let instance = self.job.instance;
+        // For the first start it was fetched just now. Others may go on meanwhile.
+        if !self.first_start {
+            self.bring_back_images().await?;
+        }
         self.take_permit().await?;
         self.touched_hypervisor = true;
         self.be_as_noted().await?;

@@ -225,6 +225,40 @@ async fn a_deleted_disk_or_record_is_noticed_and_nothing_else_is_taken_away() ->
     stack.until_exactly(&[]).await
 }
 
+/// As where `images/` is in no backup, or not mounted.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_image_that_a_disk_stands_on_is_fetched_again_for_its_next_start() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    let image = stack.directory().join("image.qcow2");
+    fs::copy(ec_tests::tiny_image(), &image)?;
+    stack.start_agent("").await?;
+    let name = format!("file://{}", image.display());
+    let instance = stack.schedule(&[&name])?;
+    stack.until_state(instance, State::Active).await?;
+    let named = instance.to_string();
+    let lose = async |stack: &mut Stack| {
+        assert!(stack.eschedule(&["stop", "--wait", "--grace", "0", &named])?.status.success());
+        stack.kill_agent()?;
+        fs::remove_dir_all(stack.directory().join("state/images"))?;
+        stack.start_agent("").await
+    };
+    lose(&mut stack).await?;
+    assert!(stack.eschedule(&["start", "--wait", &named])?.status.success(), "{}", stack.log());
+    // Where another lies at that URL by now, what is missing is told, and the guest kept.
+    lose(&mut stack).await?;
+    let mut other = fs::read(&image)?;
+    other.extend([0; 512]);
+    fs::write(&image, other)?;
+    assert!(!stack.eschedule(&["start", "--wait", &named])?.status.success());
+    let reason = stack.status(instance).await?.context("no status")?.reason.unwrap_or_default();
+    for part in ["state/images/base/", "gives another image by now: put that file there again"] {
+        ensure!(reason.contains(part), "{reason}\n{}", stack.log());
+    }
+    fs::copy(ec_tests::tiny_image(), &image)?;
+    assert!(stack.eschedule(&["start", "--wait", &named])?.status.success(), "{}", stack.log());
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_domain_that_a_late_call_brings_after_its_destroy_goes_too() -> Result<()> {
     let mut stack = Stack::start().await?;
