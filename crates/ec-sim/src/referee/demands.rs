@@ -423,7 +423,7 @@ fn of_replica(
 fn of_clock(txn: &Txn, op: &Op, old: Option<&KeyValue>, lacking: &mut Vec<String>) -> Vec<String> {
     let [clock, epoch, turn] = ["clock", "epoch", "turn"].map(|name| format!("{PLACEMENT}/{name}"));
     if *op.key() == turn {
-        return if matches!(op, Op::Put { .. }) { vec![turn] } else { Vec::new() };
+        return vec![turn];
     }
     let is_known = |compare: &Compare| matches!(compare, Compare::NotBefore(key, _) if *key == clock);
     if *op.key() == clock && old.is_some() && !txn.when.iter().any(is_known) {
