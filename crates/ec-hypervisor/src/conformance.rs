@@ -800,7 +800,11 @@ pub async fn another_nodes_mark_is_neither_seen_nor_touched(
     ours.prepare().await.expect("prepare ours");
     theirs.prepare().await.expect("prepare theirs");
     build(ours, base, instance).await;
-    expect(theirs, instance, None, false).await;
+    // But that there is one whose disk lies here, which people are told.
+    let foreign = Observed { foreign: true, ..Observed::default() };
+    assert_eq!(theirs.observe(instance).await.expect("observe"), foreign);
+    assert_eq!(theirs.list().await.expect("list").get(&instance), Some(&foreign));
+    assert!(foreign.is_nothing());
     expect_failed(theirs.destroy(instance).await, "destroy with another node's mark");
     expect_failed(theirs.start(instance).await, "start with another node's mark");
     expect_failed(theirs.define(&small_domain(instance)).await, "define over another node's domain");

@@ -82,7 +82,7 @@ pub(crate) fn open_graphics(
     let domain = match find(connect, node, instance)? {
         Found::Ours(domain) if domain.is_active()? => domain,
         Found::Ours(_) => return Err(CallError::Refused("the guest does not run".into())),
-        Found::Foreign => return Err(foreign(instance)),
+        Found::Foreign => return Err(foreign(node, instance)),
         Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
     };
     // In a title it would be escaped.
@@ -132,7 +132,7 @@ fn was_rescued(domain: &Domain) -> Result<bool, Error> {
 pub(crate) fn leave_rescue(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<(), CallError> {
     let domain = match find(connect, node, instance)? {
         Found::Ours(domain) => domain,
-        Found::Foreign => return Err(foreign(instance)),
+        Found::Foreign => return Err(foreign(node, instance)),
         Found::Nothing => return Ok(()),
     };
     if domain.is_active()? {
@@ -168,10 +168,11 @@ pub(crate) fn start_as(
     }
 }
 
-/// Why a domain with another mark is not worked on.
-pub(crate) fn foreign(instance: InstanceId) -> CallError {
+/// Why a domain with another mark is not worked on, and what helps.
+pub(crate) fn foreign(node: NodeId, instance: InstanceId) -> CallError {
     CallError::Refused(format!(
-        "there is a domain with the uuid {instance} that does not carry this node's mark, so it is left alone"
+        "there is a domain with the uuid {instance} that does not carry this node's mark, so it is left alone: {}",
+        ec_model::mark_again(&instance.to_string(), &node.to_string())
     ))
 }
 
@@ -233,7 +234,7 @@ fn paused(why: DomainPausedReason, room: impl FnOnce() -> bool) -> RunState {
 pub(crate) fn ours(connect: &Connect, node: NodeId, instance: InstanceId) -> Result<Domain, CallError> {
     match find(connect, node, instance)? {
         Found::Ours(domain) => Ok(domain),
-        Found::Foreign => Err(foreign(instance)),
+        Found::Foreign => Err(foreign(node, instance)),
         Found::Nothing => Err(CallError::Refused("there is no such domain".into())),
     }
 }
@@ -370,7 +371,7 @@ pub(crate) fn down(
     match find(connect, node, instance)? {
         Found::Ours(domain) if domain.is_active()? => Err(CallError::Refused("the guest is up".into())),
         Found::Ours(domain) => Ok(Some(domain)),
-        Found::Foreign => Err(foreign(instance)),
+        Found::Foreign => Err(foreign(node, instance)),
         Found::Nothing => Ok(None),
     }
 }
@@ -446,7 +447,7 @@ pub(crate) fn persist(
         Found::Ours(domain) if domain.is_persistent()? => Ok(()),
         Found::Ours(domain) if domain.is_active()? => define_up(connect, document),
         Found::Ours(_) | Found::Nothing => Err(ended()),
-        Found::Foreign => Err(foreign(instance)),
+        Found::Foreign => Err(foreign(node, instance)),
     })();
     or_ended(connect, node, instance, persisted)
 }
@@ -581,7 +582,7 @@ pub(crate) fn remove<T>(
 ) -> Result<(), CallError> {
     let domain = match find(connect, node, instance)? {
         Found::Ours(domain) => domain,
-        Found::Foreign => return Err(foreign(instance)),
+        Found::Foreign => return Err(foreign(node, instance)),
         Found::Nothing => return Ok(()),
     };
     let found = beside(&domain)?;

@@ -345,6 +345,7 @@ fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Resu
             rescued: domain::is_rescued(domain, mark, state)?,
             volumes: volumes::fingerprint(domain, pool, instance)?,
             copies: 0,
+            foreign: false,
         }))
     };
     let seen = match look() {
@@ -407,8 +408,12 @@ impl Hypervisor for LibvirtHypervisor {
                 }
             }
             let not_foreign = |instance: &InstanceId| !foreign.contains(instance);
-            for instance in volumes.into_iter().filter(not_foreign) {
+            for instance in volumes {
                 let of_it = found.entry(instance).or_default();
+                if foreign.contains(&instance) {
+                    of_it.foreign = true;
+                    continue;
+                }
                 of_it.volume = true;
                 of_it.copies = copies.get(&instance).map_or(0, |disks| CopyOf::fingerprint(disks));
             }
@@ -434,7 +439,7 @@ impl Hypervisor for LibvirtHypervisor {
                         observed = Observed { volume, successor, copies, ..seen };
                     }
                 }
-                Found::Foreign => return Ok(Observed::default()),
+                Found::Foreign => return Ok(Observed { foreign: volume, ..Observed::default() }),
                 Found::Nothing => {}
             }
             Ok(observed)
@@ -453,7 +458,7 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             let in_use = match domain::find(connect, config.node, instance)? {
                 Found::Ours(domain) => domain.is_active()?,
-                Found::Foreign => return Err(domain::foreign(instance)),
+                Found::Foreign => return Err(domain::foreign(config.node, instance)),
                 Found::Nothing => false,
             };
             // Let in while qemu-img works, so that the start need not wait for it.
@@ -496,7 +501,7 @@ impl Hypervisor for LibvirtHypervisor {
         };
         let work = move |connect: &virt::connect::Connect| {
             if let Found::Foreign = domain::find(connect, node, instance)? {
-                return Err(domain::foreign(instance));
+                return Err(domain::foreign(node, instance));
             }
             copy::give_up(connect, node, &pool, instance)?;
             volumes::refuse_astray(connect, &pool, instance)?;
@@ -585,7 +590,7 @@ impl Hypervisor for LibvirtHypervisor {
         let work = move |connect: &virt::connect::Connect| {
             match domain::find(connect, node, instance)? {
                 Found::Ours(domain) if domain.is_persistent()? => return Ok(()),
-                Found::Foreign => return Err(domain::foreign(instance)),
+                Found::Foreign => return Err(domain::foreign(node, instance)),
                 Found::Ours(domain) => volumes::refuse_other(&domain, &pool, &spec)?,
                 Found::Nothing => {}
             }
@@ -714,7 +719,7 @@ impl Hypervisor for LibvirtHypervisor {
                     }
                 }
                 Found::Ours(_) => Ok(None),
-                Found::Foreign => Err(domain::foreign(instance)),
+                Found::Foreign => Err(domain::foreign(node, instance)),
                 Found::Nothing => match volumes::user_of(connect, &pool, instance)? {
                     // Its memory knows the disk as large as it is.
                     Some(user) if user.device.is_none() && domain::is_saved(&user.domain)? => {

@@ -85,7 +85,7 @@ fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> Hypervisor
         let domain = match domain::find(&connect, config.node, instance)? {
             Found::Ours(domain) if domain.is_active()? => domain,
             Found::Ours(_) => return Err(CallError::Refused("the guest does not run".into())),
-            Found::Foreign => return Err(domain::foreign(instance)),
+            Found::Foreign => return Err(domain::foreign(config.node, instance)),
             Found::Nothing => return Err(CallError::Refused("there is no such domain".into())),
         };
         let stream = Stream::new(&connect, sys::VIR_STREAM_NONBLOCK)?;

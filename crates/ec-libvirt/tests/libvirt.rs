@@ -10,8 +10,8 @@ use std::{
 };
 
 use ec_hypervisor::{
-    DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, RunState, VolumeSource,
-    conformance,
+    DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed, RunState,
+    VolumeSource, conformance,
 };
 use ec_libvirt::{
     LibvirtConfig, LibvirtHypervisor,
@@ -1007,6 +1007,46 @@ async fn a_guest_that_somebody_undefines_and_ends_is_not_taken_for_one_that_neve
         hypervisor.define(&spec).await.unwrap();
         hypervisor.start(instance).await.unwrap();
     }
+    hypervisor.destroy(instance).await.unwrap();
+    test.end().await;
+}
+
+/// `virsh metadata … --remove`, by hand or by a tool that writes definitions anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_guest_whose_mark_somebody_took_away_is_seen_and_is_the_nodes_again_by_what_is_told() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, instance) = (&test.hypervisor, fresh());
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    let uri = test.config.uri.clone();
+    let shell = |command: &str| {
+        let done =
+            std::process::Command::new("sh").args(["-c", command]).env("LIBVIRT_DEFAULT_URI", &uri).output();
+        let done = done.unwrap();
+        assert!(done.status.success(), "{command}: {}", String::from_utf8_lossy(&done.stderr));
+    };
+    let foreign = Observed { foreign: true, ..Observed::default() };
+    for (runs, how) in [(true, " --live"), (false, "")] {
+        shell(&format!("virsh metadata {instance} --uri urn:project:etcd-compute/1 --config{how} --remove"));
+        assert_eq!(hypervisor.observe(instance).await.unwrap(), foreign);
+        assert_eq!(hypervisor.list().await.unwrap().get(&instance), Some(&foreign));
+        let why = failure(hypervisor.destroy(instance).await);
+        let command = why.split('`').nth(1).unwrap();
+        assert!(command.starts_with(&format!("virsh metadata {instance} ")), "{why}");
+        shell(&format!("{command}{how}"));
+        let seen = hypervisor.observe(instance).await.unwrap();
+        assert!(seen.volume && (seen.domain == Some(RunState::Running)) == runs && !seen.foreign, "{seen:?}");
+        hypervisor.power_off(instance).await.unwrap();
+    }
+    // Without a disk of its name there is nothing that anybody could take for gone.
+    let disk = test.config.pool_path.join(format!("{instance}.qcow2"));
+    shell(&format!("virsh metadata {instance} --uri urn:project:etcd-compute/1 --config --remove"));
+    std::fs::rename(&disk, disk.with_extension("away")).unwrap();
+    assert_eq!(hypervisor.observe(instance).await.unwrap(), Observed::default());
+    assert!(hypervisor.list().await.unwrap().is_empty());
+    std::fs::rename(disk.with_extension("away"), &disk).unwrap();
+    shell(&format!("virsh undefine {instance}"));
+    assert!(hypervisor.observe(instance).await.unwrap().volume);
     hypervisor.destroy(instance).await.unwrap();
     test.end().await;
 }

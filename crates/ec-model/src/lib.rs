@@ -18,7 +18,7 @@ mod request_id;
 pub use ids::{ImageId, InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
 pub use keys::{KeyError, Keyspace, placement_tokens};
-pub use observed::{End, Observed, Pause, RunState};
+pub use observed::{End, MARK_NAMESPACE, Observed, Pause, RunState, mark_again};
 pub use query::{QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,

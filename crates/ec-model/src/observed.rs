@@ -18,11 +18,30 @@ pub struct Observed {
     pub volumes: u64,
     /// The disks whose copies lie beside it, where it is a snapshot of several, as [`crate::CopyOf::fingerprint`] has them.
     pub copies: u64,
+    /// A domain of its uuid bears no mark of this node, and a disk of its name lies here. Neither is touched, and nothing else is told
+    /// of them: this is for people alone, who would take the disk for gone.
+    pub foreign: bool,
 }
 
 impl Observed {
     /// The volumes of a guest that is up, where its next start would be with others.
     pub const OTHER_VOLUMES: u64 = u64::MAX;
+
+    /// Whether there is nothing of it that is this node's.
+    pub fn is_nothing(&self) -> bool {
+        Self { foreign: false, ..*self } == Self::default()
+    }
+}
+
+/// The namespace of the mark in a domain's metadata that makes it a node's. A name, not an address.
+pub const MARK_NAMESPACE: &str = "urn:project:etcd-compute/1";
+
+/// What helps where a domain bears no mark of the node, in a sentence's part. Both are uuids, or words for them.
+pub fn mark_again(instance: &str, node: &str) -> String {
+    format!(
+        "if it is the instance's own, `virsh metadata {instance} --uri {MARK_NAMESPACE} --key ec --set '<instance node=\"{node}\"/>' \
+         --config` marks it again (where it runs, with `--live`, too); if it is another's, end it and undefine it, which leaves the disk here"
+    )
 }
 
 /// Whether a domain runs.

@@ -669,5 +669,5 @@ pub(crate) fn observed(computer: &crate::node::Computer, instance: InstanceId) -
     use ec_hypervisor::Hypervisor;
     use futures::FutureExt;
     let observed = computer.hypervisor.observe(instance).now_or_never()?.ok()?;
-    (observed != Observed::default()).then_some(observed)
+    (!observed.is_nothing()).then_some(observed)
 }

@@ -85,6 +85,15 @@ impl Machine {
         if self.domain.as_ref().is_some_and(is_up) { Err("the guest is up from it".into()) } else { Ok(()) }
     }
 
+    /// As this node sees it, which need not be its own.
+    fn seen_by(&self, node: NodeId) -> Observed {
+        if self.node == node {
+            return self.observed();
+        }
+        let foreign = self.domain.is_some() && self.volume.is_some();
+        Observed { foreign, ..Observed::default() }
+    }
+
     fn observed(&self) -> Observed {
         Observed {
             domain: self.domain.as_ref().map(|domain| domain.state),
@@ -94,6 +103,7 @@ impl Machine {
             rescued: self.domain.as_ref().is_some_and(Domain::is_rescued),
             volumes: self.domain.as_ref().map_or(0, Domain::volumes),
             copies: self.volume.as_ref().map_or(0, Volume::copies),
+            foreign: false,
         }
     }
 }
@@ -145,13 +155,12 @@ impl Host {
     }
 
     pub(super) fn list(&self, node: NodeId) -> HashMap<InstanceId, Observed> {
-        let is_seen = |machine: &Machine| machine.node == node && machine.observed() != Observed::default();
-        let ours = self.machines.iter().filter(|(_, machine)| is_seen(machine));
-        ours.map(|(instance, machine)| (*instance, machine.observed())).collect()
+        let seen = self.machines.iter().map(|(instance, machine)| (*instance, machine.seen_by(node)));
+        seen.filter(|(_, observed)| *observed != Observed::default()).collect()
     }
 
     pub(super) fn observe(&self, node: NodeId, instance: InstanceId) -> Observed {
-        self.ours(node, instance).map(Machine::observed).unwrap_or_default()
+        self.machines.get(&instance).map(|machine| machine.seen_by(node)).unwrap_or_default()
     }
 
     pub(super) fn create_overlay(

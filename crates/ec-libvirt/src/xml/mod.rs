@@ -17,8 +17,7 @@ pub(crate) use ports::{NetworkXml, taps};
 pub(crate) use resized::resized;
 pub(crate) use storage::{BackupXml, PoolXml, VolumeXml, utf8};
 
-/// The namespace of our mark in a domain's metadata. A name, not an address.
-pub(crate) const MARK_NAMESPACE: &str = "urn:project:etcd-compute/1";
+pub(crate) use ec_model::MARK_NAMESPACE;
 
 /// An element without content, whose presence says it.
 #[derive(Debug, Clone, Copy, Serialize)]

@@ -398,7 +398,7 @@ impl Known {
 
     /// Whether the hypervisor has anything of it.
     pub(super) fn is_here(&self) -> bool {
-        self.observed != Observed::default()
+        !self.observed.is_nothing()
     }
 
     /// Whether its processors run.

@@ -88,7 +88,9 @@ impl Engine {
     }
 
     fn take_look(&mut self, begun: Begun, mut seen: Seen) {
-        let names = seen.observed.keys().chain(seen.statuses.keys()).chain(seen.records.keys());
+        let here = seen.observed.iter().filter(|(_, observed)| !observed.is_nothing());
+        let here = here.map(|(instance, _)| instance);
+        let names = here.chain(seen.statuses.keys()).chain(seen.records.keys());
         for instance in names.chain(&seen.held) {
             self.known.entry(*instance).or_default();
         }
@@ -126,7 +128,7 @@ impl Engine {
             Some(known) if known.busy.is_some() => known.hinted = true,
             Some(_) => self.observe(instance),
             // What else is known of it, the look tells.
-            None if observed != Observed::default() => self.look(),
+            None if !observed.is_nothing() => self.look(),
             _ => {}
         }
     }

@@ -28,6 +28,7 @@ const HERE: Observed = Observed {
     rescued: false,
     volumes: 0,
     copies: 0,
+    foreign: false,
 };
 
 pub(super) fn one() -> InstanceId {

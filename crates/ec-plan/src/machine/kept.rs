@@ -2,7 +2,7 @@
 
 use std::{borrow::Cow, time::Duration};
 
-use ec_model::{End, Pause, Power, Restart, RunState, State, Workload};
+use ec_model::{End, Pause, Power, Restart, RunState, State, Workload, mark_again};
 
 use super::{
     Admit, Announce, Aspect, Claim, Define, DropSuccessor, KeepIntent, KeepRecord, LOOKS_FOR_ADDRESS,
@@ -165,8 +165,15 @@ fn disk(facts: &Facts, _: &Limits) -> Option<Plan> {
             "its disk file was deleted under the running guest; what the guest writes is lost when it ends";
         return Some(Plan::tell(facts, State::Error, reason));
     }
-    let what = if facts.on_volume { "the disk of the volume that it boots from" } else { "its disk" };
     let stopped = if was_stopped(facts) { AND_STOPPED } else { "" };
+    if facts.observed.foreign {
+        let reason = format!(
+            "its domain in libvirt does not carry this node's mark{stopped}, so that and its disk, which is there, are left alone: {}",
+            mark_again("INSTANCE", "NODE")
+        );
+        return Some(Plan::tell(facts, State::Error, &reason));
+    }
+    let what = if facts.on_volume { "the disk of the volume that it boots from" } else { "its disk" };
     let reason = format!("{what} is gone{stopped}{WITHOUT_DISK}");
     Some(Plan::tell(facts, State::Error, &reason))
 }

@@ -189,6 +189,35 @@ fn what_ran_is_kept_and_the_first_thing_that_is_wrong_with_it_is_made_good() {
 }
 
 #[test]
+fn a_guest_whose_domain_lost_its_mark_is_not_told_to_be_without_a_disk() {
+    let foreign =
+        |facts: Facts| Facts { observed: Observed { foreign: true, ..Observed::default() }, ..facts };
+    let reason = |facts: &Facts| match plan(facts, &LIMITS).next {
+        Next::Run(effects) => match &effects[..] {
+            [Announce(State::Error, Some(reason))] => reason.clone(),
+            _ => panic!("{effects:?}"),
+        },
+        next => panic!("{next:?}"),
+    };
+    let why = reason(&foreign(well()));
+    assert!(why.contains("virsh metadata INSTANCE") && !why.contains("destroyed"), "{why}");
+    // Once it is marked again, it is left as it was.
+    let why = reason(&foreign(says(State::Stopped, well())));
+    assert!(why.contains("mark, and it was stopped, "), "{why}");
+    let status = status(State::Error, Some(&why), false, true);
+    holds(
+        &Facts { status, ..seen(NOT_STARTED, true, false) },
+        &Tells(State::Stopped, "perhaps since its host was started anew", &[]),
+    );
+    // Whatever else is wished, it is the same as where nothing is.
+    let unrequested = |facts| Facts { wanted: Wanted::Nothing, ..facts };
+    let nothing = Facts { observed: Observed::default(), ..well() };
+    for of in [unrequested, |facts| Facts { wanted: Wanted::Destroyed, ..facts }] {
+        assert_eq!(plan(&of(foreign(well())), &LIMITS).next, plan(&of(nothing.clone()), &LIMITS).next);
+    }
+}
+
+#[test]
 fn what_is_at_rest_and_forgotten_by_placement_is_counted_again() {
     let searching = || says(State::Starting, well());
     let at_rest = [well(), searching(), told(seen(RUNS, false, false))];

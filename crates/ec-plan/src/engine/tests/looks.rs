@@ -295,7 +295,10 @@ fn an_observation_that_began_before_our_own_work_says_nothing_about_it() {
 fn a_stranger_of_whom_the_hypervisor_has_something_is_looked_at() {
     let (mut told, _) = Told::looked(Seen::default(), Desired::Active);
     let hint = observation(&told.on(Event::Hint(OTHER)));
-    assert_eq!(told.on(Event::Observed(OTHER, hint, Ok(Observed::default()))), []);
+    let foreign = Observed { foreign: true, ..Observed::default() };
+    for nothing in [Observed::default(), foreign] {
+        assert_eq!(told.on(Event::Observed(OTHER, hint, Ok(nothing))), []);
+    }
     let commands = told.on(Event::Observed(OTHER, hint, Ok(HERE)));
     assert!(matches!(commands[..], [Command::LookAtAll(_)]), "{commands:?}");
     // Of one that is known nothing new is learnt from an old observation.

@@ -34,6 +34,7 @@ fn rescues(wished: Option<u64>, noted: Was, told: Was, state: State, domain: Opt
         rescued: is_up && matches!(noted, Some((_, false))),
         volumes: 0,
         copies: 0,
+        foreign: false,
     };
     Facts {
         rescue: RescueFacts { wished: wished.map(at), told: was(told) },
