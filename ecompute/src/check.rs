@@ -343,10 +343,12 @@ fn fits(
 }
 
 async fn libvirt(settings: &Settings) -> Found {
-    let host = hypervisor(settings)?
+    let hypervisor = hypervisor(settings)?;
+    let host = hypervisor
         .probe()
         .await
         .map_err(|error| (FAILED, format!("{}; {}", chain(&error), libvirt_mend(settings))))?;
+    hypervisor.probe_pool().await.map_err(|error| (FAILED, chain(&error)))?;
     Ok(format!("{}, guests run as {}", host.version, host.virt_type))
 }
 

@@ -137,6 +137,13 @@ impl LibvirtHypervisor {
         Ok(facts.info)
     }
 
+    /// Whether libvirt, where it has the pool, sees the file system there that this program sees.
+    pub async fn probe_pool(&self) -> HypervisorResult<()> {
+        let pool = Arc::clone(&self.pool);
+        let what = format!("look at the pool `{}`", self.config.pool);
+        self.look.call(what, Scope::Host, move |connect| pool.survey(connect)).await
+    }
+
     /// The bridge of the configured network, where it has one, without starting it.
     pub async fn probe_network(&self) -> HypervisorResult<Option<String>> {
         let config = Arc::clone(&self.config);

@@ -798,6 +798,30 @@ async fn what_is_configured_wrong_is_refused_with_the_names_in_question() {
     test.end().await;
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn a_libvirtd_that_sees_another_file_system_at_the_pool_is_told_of_before_anything_is_made() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, place) = (&test.hypervisor, &test.config.pool_path);
+    hypervisor.probe_pool().await.expect("there is no pool yet");
+    std::fs::create_dir_all(place).unwrap();
+    // Before the pool is there, and below one that is.
+    for _ in 0..2 {
+        test.server().mount_over(place);
+        let pool = test.server().connection().lookup_storage_pool_by_name(&test.config.pool);
+        if let Ok(pool) = pool {
+            pool.refresh(0).unwrap();
+        }
+        let why = failure(hypervisor.prepare().await);
+        assert!(why.contains("another file system at") && why.contains("64 MiB instead of"), "{why}");
+        assert_eq!(failure(hypervisor.probe_pool().await).split_once("libvirtd has").map(|_| ()), Some(()));
+        test.server().unmount(place);
+        // What libvirt knew was of before.
+        hypervisor.probe_pool().await.unwrap();
+        hypervisor.prepare().await.unwrap();
+    }
+    test.end().await;
+}
+
 /// What is really defined: as libvirt tells it, through everything that a guest may become.
 #[tokio::test(flavor = "multi_thread")]
 async fn what_libvirt_made_of_our_documents_is_valid_by_its_own_schemas() {

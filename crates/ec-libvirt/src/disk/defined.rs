@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use nix::sys::statvfs::statvfs;
 use virt::{connect::Connect, error::ErrorNumber, storage_pool::StoragePool};
 
 use super::Pool;
@@ -9,6 +10,9 @@ use crate::{
     error::{CallError, absent},
     xml::{self, PoolXml},
 };
+
+/// So often it is looked whether libvirt and this program see the same file system.
+const LOOKS: usize = 3;
 
 impl Pool {
     /// libvirt's pool of that name, which has to be of the same directory, defined where there is none, and active.
@@ -32,7 +36,51 @@ impl Pool {
                 return Err(error.into());
             }
         }
+        self.same_file_system(&pool)?;
         Ok(pool)
+    }
+
+    /// That libvirt has the pool there, and sees the file system that this program sees, where it has it already. Changes nothing.
+    pub(crate) fn survey(&self, connect: &Connect) -> Result<(), CallError> {
+        match self.defined(connect)? {
+            Some(pool) if pool.is_active()? => self.same_file_system(&self.unless_another(pool)?),
+            _ => Ok(()),
+        }
+    }
+
+    /// An error where libvirtd has another file system at this path, as it may in a mount namespace of its own: this program would look
+    /// for disks where libvirt makes none. How large both are tells, which is counted in the same way.
+    fn same_file_system(&self, pool: &StoragePool) -> Result<(), CallError> {
+        let path = &self.path;
+        let capacity = || {
+            let found = statvfs(path).map_err(|error| CallError::io("measure", path, &error.into()))?;
+            Ok::<u64, CallError>(found.blocks() * found.fragment_size())
+        };
+        let mut there = pool.info()?.capacity;
+        let mut here = capacity()?;
+        if there == here {
+            return Ok(());
+        }
+        // What libvirt knows may be old, and some file systems grow and shrink by what others write beside them.
+        for _ in 0..LOOKS {
+            let before = here;
+            if let Err(error) = pool.refresh(0) {
+                // A disk is being made in it at this moment.
+                tracing::debug!(%error, "whether libvirt sees the same file system is not known");
+                return Ok(());
+            }
+            there = pool.info()?.capacity;
+            here = capacity()?;
+            if (before.min(here)..=before.max(here)).contains(&there) {
+                return Ok(());
+            }
+        }
+        let [there, here] = [there, here].map(|bytes| bytes >> 20);
+        Err(CallError::Refused(format!(
+            "libvirtd has another file system at {0} than this program, of {there} MiB instead of {here}: what is mounted there one of both does not see. Have {0} on the \
+             same file system for both: where it was mounted after libvirtd was started, start libvirtd anew (guests run on)",
+            path.display()
+        )))
     }
 
     /// As it is defined, where it is.

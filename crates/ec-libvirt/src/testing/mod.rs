@@ -199,6 +199,17 @@ impl LibvirtServer {
         }
     }
 
+    /// libvirtd, and nobody else, has another file system at this path.
+    pub fn mount_over(&self, path: &Path) {
+        let path = path.to_str().expect("a path in UTF-8");
+        self.namespace.among_mounts(&["mount", "-t", "tmpfs", "-o", "size=64m", "tmpfs", path]);
+    }
+
+    /// It has that no more.
+    pub fn unmount(&self, path: &Path) {
+        self.namespace.among_mounts(&["umount", "--lazy", path.to_str().expect("a path in UTF-8")]);
+    }
+
     /// Starts libvirtd again and waits until it answers. Nothing happens where it runs.
     pub fn start_daemon(&self) {
         let mut daemon = self.daemon();

@@ -127,6 +127,17 @@ impl Namespace {
         Daemon { child, process }
     }
 
+    /// Does that among its mounts, which nobody else sees.
+    pub(super) fn among_mounts(&self, command: &[&str]) {
+        let done = Command::new("nsenter")
+            .args(["--target", &self.init.to_string(), "--mount", "--pid", "--"])
+            .args(command)
+            .stdin(Stdio::null())
+            .status()
+            .expect("nsenter of util-linux");
+        assert!(done.success(), "{command:?}: {done}");
+    }
+
     /// Ends all processes at once, and what lives only as long as the host is up.
     pub(super) fn cut_power(&self) {
         // Sent to all, it reaches neither process 1 nor who sends it.
