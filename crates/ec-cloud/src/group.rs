@@ -22,7 +22,7 @@ use serde::Serialize;
 use crate::{
     Cloud, CloudError, CloudResult,
     catalog::{all, create, deletable, missing},
-    intent::{Left, clear, failed, is_wanted, wanted, young_for},
+    intent::{Left, clear, failed, is_wanted, trust_age, wanted, young_for},
     lookup::{CONCURRENCY, Found, MENDS, find},
 };
 
@@ -196,7 +196,9 @@ pub(crate) async fn placeless(cloud: &Cloud, group: &str) -> CloudResult<Vec<Mem
                 Some(record) => failed(cloud, record).await?.is_some(),
                 None => !is_wanted(&known),
             },
-            Ok(Found::Unplaced(record, _)) => young_for(cloud, &record).is_none(),
+            Ok(Found::Unplaced(record, _)) => {
+                young_for(cloud, &record).is_none() && trust_age(cloud, &record).await.is_ok()
+            }
             Err(CloudError::NotFound(_)) => true,
             Err(CloudError::Unreadable(_)) => false,
             Err(error) => return Err(error),

@@ -15,6 +15,7 @@ use crate::{
     Cloud, CloudError, CloudResult, Wanted,
     lookup::{Found, Known, Read, below, find, never_ran, read as read_of},
     source,
+    tend::clocks_differ,
 };
 
 /// A command takes seconds. What is left of one after so long will not be finished by it.
@@ -361,7 +362,9 @@ pub async fn name_is_free(cloud: &Cloud, kind: Workload, name: &str) -> CloudRes
             Err(CloudError::NotFound(_)) => {}
             Ok(Found::Placed(known)) if known.record.is_none() && !is_wanted(&known) => {}
             // A killed command left it.
-            Ok(Found::Unplaced(record, _)) if young_for(cloud, &record).is_none() => {}
+            Ok(Found::Unplaced(record, _)) if young_for(cloud, &record).is_none() => {
+                trust_age(cloud, &record).await?;
+            }
             found => {
                 let by = match found {
                     Ok(Found::Unplaced(record, _)) => being_placed(cloud, &record),
@@ -465,6 +468,16 @@ pub(crate) fn young_for(cloud: &Cloud, record: &Instance) -> Option<SignedDurati
     Some(left).filter(|left| left.is_positive() && *left <= STALE * 2)
 }
 
+/// An error where the clock of this host may be why a command that is at it seems to have been killed. Who began it wrote when, by a
+/// clock of its own.
+pub(crate) async fn trust_age(cloud: &Cloud, record: &Instance) -> CloudResult<()> {
+    let Some(why) = clocks_differ(cloud.placement.compare_clocks().await) else { return Ok(()) };
+    Err(CloudError::Unavailable(format!(
+        "{why}: a command may still be at {}, which seems to be left of one of {} that was killed, so it stays, with its name",
+        record.instance, record.created_at
+    )))
+}
+
 /// What is to be said of one that a command may still be at, and for how long it is in the way at most.
 fn being_placed(cloud: &Cloud, record: &Instance) -> String {
     let left = young_for(cloud, record).unwrap_or_default();
@@ -487,7 +500,7 @@ pub(crate) async fn drop_alone(cloud: &Cloud, key: String, instance: InstanceId)
 }
 
 /// Takes away what is left of a command that was killed, or of an instance that failed long ago: no request, no
-/// status, and old. Whether it was that.
+/// status, and old. Whether it was that; an error where this host's clock cannot tell how old it is.
 ///
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
 /// then it must stay counted. So only what holds nothing any more is taken away then.
@@ -495,6 +508,7 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
     if young_for(cloud, &record).is_some() && !planted("sweep-the-young") {
         return Ok(false);
     }
+    trust_age(cloud, &record).await?;
     // Whoever follows the command that left it finds its end, too.
     let cloud = &cloud.on_behalf(record.request_id.or(cloud.request_id));
     let instance = record.instance;

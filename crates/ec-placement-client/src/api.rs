@@ -3,6 +3,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
     sync::Arc,
+    time::Duration,
 };
 
 use async_trait::async_trait;
@@ -10,11 +11,18 @@ use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, Resources, SharedSt
 
 use crate::{Candidates, Claim, ConsumerAllocations, Inventory, PlacementClient, PlacementResult, Provider};
 
+/// How long a server may take to tell its time: what takes longer tells nothing.
+const TELLS_TIME: Duration = Duration::from_secs(2);
+
 /// Placement, over HTTP or in the same process.
 #[async_trait]
 pub trait Placement: Send + Sync {
     /// The same, which is told on behalf of which request it is asked, if any.
     fn on_behalf(&self, request_id: Option<RequestId>) -> Arc<dyn Placement>;
+
+    /// So many seconds the clock of its host is ahead of this one's, by an answer of now; none where it does not answer soon, or
+    /// does not tell.
+    async fn compare_clocks(&self) -> Option<i64>;
 
     /// Ways to satisfy the query, in the server's order: all, or so many.
     async fn candidates(&self, query: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates>;
@@ -86,6 +94,12 @@ pub trait Placement: Send + Sync {
 impl Placement for PlacementClient {
     fn on_behalf(&self, request_id: Option<RequestId>) -> Arc<dyn Placement> {
         Arc::new(Self::on_behalf(self, request_id))
+    }
+
+    async fn compare_clocks(&self) -> Option<i64> {
+        // Whatever it answers has a date. What an earlier answer told may be of before a clock was set.
+        tokio::time::timeout(TELLS_TIME, self.probe()).await.ok();
+        self.clock_ahead()
     }
 
     async fn candidates(&self, query: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {

@@ -138,6 +138,8 @@ struct Rooms {
     rivals: Arc<AtomicUsize>,
     /// It does not tell of single nodes.
     silent: bool,
+    /// So many seconds its clock is ahead.
+    ahead: Option<i64>,
 }
 
 impl Rooms {
@@ -163,6 +165,10 @@ impl Rooms {
 impl Placement for Rooms {
     fn on_behalf(&self, _: Option<ec_model::RequestId>) -> Arc<dyn Placement> {
         Arc::new(self.clone())
+    }
+
+    async fn compare_clocks(&self) -> Option<i64> {
+        self.ahead
     }
 
     async fn candidates(&self, _: &ResourceQuery, limit: Option<usize>) -> PlacementResult<Candidates> {
@@ -347,6 +353,7 @@ impl World {
                 later: Arc::default(),
                 rivals: Arc::default(),
                 silent: false,
+                ahead: None,
             },
             keys,
             stop,
@@ -450,6 +457,51 @@ impl World {
             let revision = self.etcd.memory.txn(aged).await.unwrap().revision;
             sweep(&self.cloud(), record, revision).await.unwrap();
         }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_only_another_clock_has_left_over_is_left_to_the_command_that_may_be_at_it() {
+    use crate::{destroy, name_is_free};
+
+    for ahead in [-660, 660] {
+        let mut world = World::new(2, 0, &[]).await;
+        let memory = world.etcd.memory.clone();
+        world.group("shop", Policy::AntiAffinity).await;
+        let Ok(Ok(left)) = world.schedule_within(Some("shop"), QUERY, Some("web")).await else {
+            panic!("there is room")
+        };
+        // By this host's clock its command began long ago, and has not claimed anything yet.
+        let key = world.keys.instance(left.instance);
+        let mut record: Instance = decode(&world.under(&key)[0].value).unwrap();
+        (record.assigned, record.created_at) = (None, Timestamp::now() - STALE * 2);
+        let request = world.keys.request(left.node, left.instance);
+        memory.txn(Txn::new().delete(request).put(key.clone(), encode(&record))).await.unwrap();
+        world.placement.claims.lock().unwrap().clear();
+        world.placement.ahead = Some(ahead);
+
+        let before = memory.content("/");
+        let cloud = world.cloud();
+        let refused = [
+            world.schedule(QUERY, Some("web")).await.map(drop).unwrap_err(),
+            name_is_free(&cloud, ec_model::Workload::Machine, "web").await.unwrap_err(),
+            destroy(&cloud, left.instance).await.map(drop).unwrap_err(),
+            crate::group::tidy(&cloud, "shop").await.map(drop).unwrap_err(),
+        ];
+        for why in refused {
+            let (kind, why) = (why.kind(), why.to_string());
+            assert!(kind == Kind::Unreachable && why.contains("`timedatectl` on both"), "{why}");
+            assert!(why.contains(&left.instance.to_string()) && why.contains("660 s"), "{why}");
+        }
+        assert!(crate::group::placeless(&cloud, "shop").await.unwrap().is_empty());
+        assert_eq!(memory.content("/").pairs, before.pairs, "all of it stays");
+        // A command that was killed: clocks agree, or nobody tells.
+        for ahead in [Some(60), None] {
+            world.placement.ahead = ahead;
+            name_is_free(&world.cloud(), ec_model::Workload::Machine, "web").await.unwrap();
+        }
+        let Ok(Ok(_)) = world.schedule(QUERY, Some("web")).await else { panic!("the name is free") };
+        assert!(world.under(&key).is_empty());
     }
 }
 
