@@ -198,6 +198,8 @@ pub(crate) struct Referee {
     words: BTreeMap<String, (InstanceId, u64)>,
     /// Groups that had a member.
     joined: BTreeSet<String>,
+    /// Nodes that somebody has forgotten.
+    forgotten: BTreeSet<NodeId>,
     /// The tokens that somebody saw last, and whose they are.
     tokens: BTreeMap<Actor, Vec<(String, NodeId)>>,
     /// Images whose records somebody took away.
@@ -245,6 +247,15 @@ impl Referee {
 
     pub(crate) fn disturbed(&mut self, instance: InstanceId) {
         self.known.entry(instance).or_default().disturbed = true;
+    }
+
+    pub(crate) fn forgotten(&mut self, node: NodeId) {
+        self.forgotten.insert(node);
+    }
+
+    /// Whether somebody forgets this node, of whose host nothing is heard: nobody waits for what users have ended there.
+    fn is_forgotten(&self, world: &World, node: NodeId) -> bool {
+        self.forgotten.contains(&node) && content(world, &world.keys.agent(node)).is_none()
     }
 
     pub(crate) fn vanished(&mut self, instance: InstanceId) {

@@ -8,6 +8,7 @@ mod build;
 mod callers;
 mod controller;
 mod etcd;
+mod forget;
 mod groups;
 mod guards;
 mod guests;
@@ -95,6 +96,7 @@ pub fn scenarios() -> impl Iterator<Item = &'static Scenario> {
         placement::ALL,
         operators::ALL,
         controller::ALL,
+        forget::ALL,
         callers::ALL,
         groups::ALL,
         guards::ALL,

@@ -60,6 +60,7 @@ impl Referee {
                         None => of_tool(world, txn, op, old.as_ref()),
                     };
                     lacking.extend(of_revoked(world, op, old.as_ref()));
+                    stands_on.extend(of_forgotten(world, txn, op));
                     // Who has given it up may have looked once more since.
                     if !late {
                         stands_on.extend(self.of_token(actor, op));
@@ -320,6 +321,23 @@ fn of_operator(txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<String> {
         Op::Delete(key) if is_replaced => vec![key.clone()],
         _ => Vec::new(),
     }
+}
+
+/// What an agent would have taken away goes while that agent is not there, and as it was read.
+fn of_forgotten(world: &World, txn: &Txn, op: &Op) -> Vec<String> {
+    let (keys, key) = (&world.keys, op.key());
+    if !matches!(op, Op::Delete(_)) {
+        return Vec::new();
+    }
+    if let Some(node) = key.strip_prefix(&keys.nodes()).and_then(|node| node.parse().ok()) {
+        return vec![key.to_owned(), keys.agent(node)];
+    }
+    let Ok((node, instance)) = keys.parse_status(key) else { return Vec::new() };
+    let request = keys.request(node, instance);
+    // Its request tells all that counts, where there is one.
+    let is_alone = txn.when.contains(&Compare::Absent(request.clone()));
+    let own = is_alone.then(|| key.to_owned());
+    [keys.agent(node), keys.alive(node), request].into_iter().chain(own).collect()
 }
 
 /// What its node keeps of an instance that is brought back by it.

@@ -63,7 +63,17 @@ impl Referee {
                 let operator = [placement_tokens(PLACEMENT), keys.nodes()].into_iter().any(owner)
                     || owner(keys.all_alive()) && new.is_none()
                     || owner("/ecompute/agents/".to_owned()) && new.is_none();
+                // As its agent would have, of which nothing is heard.
+                let ends =
+                    self.forgotten.iter().filter(|node| self.is_forgotten(world, **node)).any(|node| {
+                        let beside =
+                            [keys.all_user_data(*node), keys.all_held(*node), keys.all_held_user_data(*node)];
+                        let goes =
+                            [keys.requests(*node), keys.statuses(*node)].into_iter().chain(beside).any(owner);
+                        goes && new.is_none() || owner(format!("/ecompute/outcomes/{node}/"))
+                    });
                 request
+                    || ends
                     || user_data
                     || operator
                     || catalog.into_iter().any(owner)
@@ -167,7 +177,8 @@ impl Referee {
         let here = world.computers.iter().find(|computer| computer.node == node);
         let left = here.and_then(|computer| observed(computer, instance));
         if request.desired == Desired::Destroyed || wished_away {
-            if !revived && left.is_some_and(|left| left.domain.is_some() || left.volume) {
+            let is_waited_for = !self.is_forgotten(world, node);
+            if !revived && is_waited_for && left.is_some_and(|left| left.domain.is_some() || left.volume) {
                 self.found(format!(
                     "the request of {instance} is gone, and its guest is still there: {left:?}"
                 ));

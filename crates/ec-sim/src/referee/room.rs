@@ -131,7 +131,7 @@ impl Referee {
                 }
                 continue;
             }
-            let known = self.known.entry(instance).or_default();
+            let known = self.known(instance);
             // Nobody asks for it, and disk and domain were taken one after the other.
             let is_gone = known.request_lost
                 && world.computers.iter().all(|computer| observed(computer, instance).is_none());
@@ -139,6 +139,7 @@ impl Referee {
             let is_sure = !(known.claim_lost || known.was_revived || known.moved);
             let is_there = |computer: &Arc<Computer>| {
                 observed(computer, instance).is_some_and(|seen| seen.domain.is_some() || seen.volume)
+                    && !(known.wished_away && self.is_forgotten(world, computer.node))
             };
             if is_sure && !self.restored && world.computers.iter().any(is_there) {
                 self.findings

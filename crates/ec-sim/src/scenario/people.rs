@@ -175,6 +175,18 @@ impl User {
         self.living(volumes::restore(&self.stage.world, self.actor, self.cloud()?, volume, of)).await
     }
 
+    /// Forgets a node that will not come back.
+    pub(super) async fn forgets(&self, node: NodeId) -> Result<(), String> {
+        let (world, cloud) = (&self.stage.world, self.cloud()?);
+        world.log(self.actor, format!("forgets {node}"));
+        world.judge(|referee, _| referee.forgotten(node));
+        let told = self
+            .living(async { ec_cloud::forget(cloud, node).await.map_err(|error| error.to_string()) })
+            .await;
+        world.log(self.actor, told.as_ref().map_or_else(Clone::clone, |()| "it is forgotten".to_owned()));
+        told
+    }
+
     /// Has a volume be with another node, and waits until it is.
     pub(super) async fn moves(&self, volume: InstanceId, node: NodeId) -> Result<(), String> {
         self.living(volumes::go(&self.stage.world, self.actor, self.cloud()?, volume, node, true)).await
