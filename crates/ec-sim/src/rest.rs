@@ -35,7 +35,7 @@ pub(crate) async fn stay_at_rest(world: &World) {
     });
 }
 
-/// Who tells that it tries something on, by itself; and what placement does not count, of which its agent asks time and again
+/// Who tells that it tries something on, by itself; what is left over; and what placement does not count, of which its agent asks time and again
 /// whether there is room.
 fn trying_on(world: &World) -> BTreeSet<InstanceId> {
     let goes_on = |told: &str| told.ends_with(AGAIN) || told.contains(STARTED_AGAIN);
@@ -46,5 +46,21 @@ fn trying_on(world: &World) -> BTreeSet<InstanceId> {
     };
     let all = world.store.content(&world.keys.all_statuses()).pairs;
     let all = all.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
-    all.filter(tries_on).map(|status| status.instance).collect()
+    let left = left_over(world);
+    all.filter(tries_on).map(|status| status.instance).chain(left).collect()
+}
+
+/// Records that etcd brought back, of what its node knows to be destroyed: a controller takes them away when they are old enough.
+fn left_over(world: &World) -> BTreeSet<InstanceId> {
+    let keys = &world.keys;
+    let under = |prefix: &str| world.store.content(prefix).pairs;
+    let told =
+        under(&keys.all_statuses()).into_iter().filter_map(|pair| Some(keys.parse_status(&pair.key).ok()?.1));
+    let asked = under(&keys.all_requests())
+        .into_iter()
+        .filter_map(|pair| Some(keys.parse_request(&pair.key).ok()?.1));
+    let spoken_of: BTreeSet<InstanceId> = told.chain(asked).collect();
+    let recorded =
+        under(&keys.instances()).into_iter().filter_map(|pair| keys.parse_instance(&pair.key).ok());
+    recorded.filter(|instance| !spoken_of.contains(instance)).collect()
 }
