@@ -89,3 +89,23 @@ pub enum End {
     /// Not known.
     Unknown,
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_domain_of_others_is_nothing_of_ours() {
+        assert!(Observed::default().is_nothing());
+        assert!(Observed { foreign: true, ..Observed::default() }.is_nothing());
+        assert!(!Observed { volume: true, ..Observed::default() }.is_nothing());
+        assert!(!Observed { volume: true, foreign: true, ..Observed::default() }.is_nothing());
+    }
+
+    #[test]
+    fn the_command_that_marks_a_domain_again_names_both() {
+        let how = mark_again("7d3c", "n1");
+        assert!(how.contains("`virsh metadata 7d3c --uri urn:project:etcd-compute/1"), "{how}");
+        assert!(how.contains("<instance node=\"n1\"/>"), "{how}");
+    }
+}

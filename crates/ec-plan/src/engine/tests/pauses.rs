@@ -117,3 +117,16 @@ fn what_was_at_rest_since_it_failed_is_tried_again_soon() {
         told.ended(vec![Change::Status(runs.clone())], Outcome::Done);
     }
 }
+
+#[test]
+fn placement_that_says_the_same_once_more_ends_no_pause_and_news_does() {
+    let mut told = Told::building();
+    for _ in 0..3 {
+        told.ended(vec![], Outcome::Retry("no".to_owned()));
+        while begun(&told.wait().1).is_none() {}
+    }
+    told.ended(vec![], Outcome::Retry("no".to_owned()));
+    let held = |resources| Event::Allocation(one(), Ok(Held::Here(resources)));
+    assert_eq!(begun(&told.on(held(Resources::new()))), None, "as an audit hears it");
+    assert!(begun(&told.on(held([("VCPU".to_owned(), 1)].into()))).is_some());
+}
