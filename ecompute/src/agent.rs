@@ -352,6 +352,7 @@ async fn serve_metadata(
     serve: impl AsyncFn(String, CancellationToken) -> Result<(), MetadataError>,
     stop: CancellationToken,
 ) -> Result<(), MetadataError> {
+    let mut is_first = true;
     loop {
         let (served, over) = (bridge.borrow_and_update().clone(), stop.child_token());
         let mut serving = std::pin::pin!(async {
@@ -368,13 +369,26 @@ async fn serve_metadata(
         });
         tokio::select! {
             biased;
-            ended = &mut serving => return ended,
+            ended = &mut serving => match ended {
+                // A bridge that is being made at this moment may be half there.
+                Err(error) if !is_first => {
+                    tracing::warn!(%error, "failed to answer for metadata on the network's new bridge; trying on");
+                    tokio::select! {
+                        () = tokio::time::sleep(PROTECTION_PERIOD) => continue,
+                        () = stop.cancelled() => return Ok(()),
+                    }
+                }
+                ended => return ended,
+            },
             // Where nobody will tell of one any more, the agent ends.
             Ok(()) = bridge.changed() => {}
         }
         // It leaves the first one before it goes to the next.
         over.cancel();
-        serving.await?;
+        if let Err(error) = serving.await {
+            tracing::warn!(%error, "failed to leave the bridge that the network had");
+        }
+        is_first = false;
     }
 }
 

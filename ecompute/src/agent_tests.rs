@@ -81,7 +81,14 @@ async fn metadata_follows_the_bridge_of_the_guests_network() {
     let served: Arc<Mutex<Vec<String>>> = Arc::default();
     let told = Arc::clone(&served);
     let serve = async move |bridge: String, stop: CancellationToken| {
+        let is_half_there = bridge == "virbr2" && !told.lock().unwrap().contains(&bridge);
         told.lock().unwrap().push(bridge.clone());
+        if is_half_there {
+            return Err(MetadataError::System {
+                doing: "listen".into(),
+                source: std::io::ErrorKind::Other.into(),
+            });
+        }
         stop.cancelled().await;
         told.lock().unwrap().push(format!("left {bridge}"));
         Ok(())
@@ -98,10 +105,12 @@ async fn metadata_follows_the_bridge_of_the_guests_network() {
     after(&["virbr0"]).await;
     hypervisor.set_bridge("virbr1");
     after(&["virbr0", "left virbr0", "virbr1"]).await;
+    hypervisor.set_bridge("virbr2");
+    after(&["virbr0", "left virbr0", "virbr1", "left virbr1", "virbr2", "virbr2"]).await;
     stop.cancel();
     metadata.await.unwrap().unwrap();
     protection.await.unwrap();
-    assert_eq!(served.lock().unwrap().last().unwrap(), "left virbr1");
+    assert_eq!(served.lock().unwrap().last().unwrap(), "left virbr2");
 }
 
 #[tokio::test(start_paused = true)]

@@ -201,7 +201,7 @@ pub(crate) enum StorageError {
     },
     /// The state directory was moved or copied.
     #[error(
-        "state_dir: {} was {before} when this node's guests were made, and libvirt knows their disks there: mount or link it there, or set `state_dir: {before}` again (where none of them is left, or libvirt knows all of them here, remove {})",
+        "state_dir: {} was {before} when this node's guests were made, and libvirt knows their disks there: mount or link it there, and set `state_dir: {before}` again (where none of them is left, or libvirt knows all of them here, remove {})",
         place.display(), noted.display()
     )]
     MovedState {

@@ -169,19 +169,13 @@ pub(crate) fn started(
     started: Result<(), CallError>,
 ) -> Result<(), CallError> {
     let Err(CallError::Libvirt(_)) = started else { return started };
-    let not_now = |error| {
-        CallError::NotNow(match error {
-            CallError::Libvirt(error) => said(&error),
-            CallError::Refused(why) | CallError::NotNow(why) => why,
-        })
-    };
     let name = &config.network;
-    if !network(connect, name).map_err(not_now)?.is_active()? {
-        start_network(connect, name).map_err(not_now)?;
+    if !network(connect, name).map_err(CallError::for_now)?.is_active()? {
+        start_network(connect, name).map_err(CallError::for_now)?;
         return Err(CallError::NotNow(format!("the network `{name}` did not run, and was started")));
     }
     if let Some(second) = &config.bridge {
-        second_bridge(second).map_err(not_now)?;
+        second_bridge(second).map_err(CallError::for_now)?;
     }
     started
 }

@@ -251,7 +251,8 @@ pub(crate) fn refuse_to_forget(domain: &Domain, pool: &Pool, instance: InstanceI
         for which in Which::of(domain)? {
             for has in files_in(domain, pool, instance, which)? {
                 let (volume, file) = (has.attachment.volume, Path::new(&has.file));
-                if !(pool.is_named_by(file, volume) && pool.is_layer_on(file, volume)?) {
+                let is_in_place = pool.owner(&has.file) == Some(volume);
+                if !(is_in_place || pool.is_named_by(file, volume) && pool.is_layer_on(file, volume)?) {
                     has.refuse_astray(pool, which)?;
                 }
             }

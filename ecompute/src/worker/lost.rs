@@ -10,6 +10,7 @@ use serde::Deserialize;
 use tokio::sync::watch;
 
 use super::{Stop, Worker};
+use crate::storage::ANSWERS_IN;
 
 impl Worker {
     /// Has the cache have again what the disks stand on that the guest is to be started with.
@@ -26,7 +27,12 @@ impl Worker {
             all.into_iter().filter_map(lost).collect::<Vec<_>>()
         };
         // What does not answer, or cannot be read, the start itself tells of.
-        for (disk, lost) in self.parts.host.blocking(look).await.unwrap_or_default() {
+        let looked = tokio::time::timeout(ANSWERS_IN, self.parts.host.blocking(look));
+        let looked = tokio::select! {
+            looked = looked => looked,
+            () = self.cancel.cancelled() => return Err(Stop::Abandoned),
+        };
+        for (disk, lost) in looked.ok().and_then(Result::ok).unwrap_or_default() {
             self.bring_back(disk, &lost).await?;
         }
         Ok(())
