@@ -6,6 +6,8 @@
 mod about;
 mod addresses;
 pub mod agent;
+#[cfg(test)]
+mod alone;
 mod bases;
 mod calls;
 pub mod check;

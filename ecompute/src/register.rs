@@ -606,14 +606,10 @@ fn uncounted(parts: &Parts, but: Option<InstanceId>) -> Resources {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        path::Path,
-        sync::atomic::{AtomicUsize, Ordering},
-    };
+    use std::path::Path;
 
     use async_trait::async_trait;
     use ec_hypervisor::SimulatedHypervisor;
-    use ec_model::Alive;
     use ec_placement_client::{Answer, PlacementClient, Request, Transport};
     use ec_runtime::{Host, config::parse};
     use ec_store::MemoryStore;
@@ -621,32 +617,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::{agent::assemble, config::Settings, presence};
-
-    /// A placement that is not reached, and knows how often it was asked.
-    #[derive(Default)]
-    struct Away(AtomicUsize);
-
-    #[async_trait]
-    impl Transport for Away {
-        async fn exchange(&self, _: Request) -> Result<Answer, String> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Err("it is away".into())
-        }
-    }
+    use crate::{agent::assemble, alone::Alone, config::Settings};
 
     #[tokio::test(start_paused = true)]
     async fn who_is_not_the_node_tells_placement_nothing_of_it() {
-        ec_runtime::install_tls_provider();
         let state = tempfile::tempdir().unwrap();
-        let text = format!("name: n\nstate_dir: {}\n", state.path().display());
-        let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
-        let (node, asked) = (NodeId::new(uuid::Uuid::from_u128(9)), Arc::new(Away::default()));
-        let (store, placement) = (Arc::new(MemoryStore::new()), Arc::clone(&asked));
-        let placement = PlacementClient::new(&settings.placement).unwrap().through(move |_| placement);
-        let hypervisor = Arc::new(SimulatedHypervisor::new(node));
-        let parts = assemble(settings, node, store.clone(), hypervisor, placement, Host::default());
-        let parts = parts.await.unwrap();
+        let alone = Alone::new(state.path()).await;
+        let parts = Arc::clone(&alone.parts);
         let (running, stop) = (Arc::clone(&parts), CancellationToken::new());
         let (first, kept) = (CancellationToken::new(), stop.clone());
         tokio::spawn(async move { keep_registered(&running, kept).await });
@@ -654,31 +631,16 @@ mod tests {
         let (running, kept) = (Arc::clone(&parts), stop.clone());
         tokio::spawn(async move { keep_true(&running, signals, kept).await });
         let asks = async || {
-            let before = asked.0.load(Ordering::Relaxed);
+            let before = alone.asked();
             tokio::time::sleep(PERIOD * 3).await;
-            asked.0.load(Ordering::Relaxed) - before
+            alone.asked() - before
         };
         assert_eq!(asks().await, 0, "it is not known yet whether it is the node");
-        let record = Alive {
-            node,
-            name: "n".into(),
-            agent: "test".into(),
-            formats: Alive::formats_of_this_release(),
-            virt_type: "qemu".into(),
-            machine: "a".into(),
-            host: "h".into(),
-            url: None,
-            storage: None,
-            started_at: parts.host.now(),
-        };
-        let (running, in_store, ends) = (Arc::clone(&parts), store.clone(), first.clone());
-        let keeper = tokio::spawn(async move {
-            presence::keep(&running.presence, in_store, record, Path::new("/state"), ends).await
-        });
+        let keeper = alone.be_the_node(first.clone());
         assert!(asks().await > 0);
-        store.faults().set_reachable(false);
+        alone.store.faults().set_reachable(false);
         assert!(asks().await > 0, "it is the node, whatever etcd is");
-        store.faults().set_reachable(true);
+        alone.store.faults().set_reachable(true);
         asks().await;
         // It is the node when it begins, and not any more when its turn comes.
         let telling = parts.telling.lock().await;
@@ -691,17 +653,17 @@ mod tests {
         let refreshed = tokio::spawn(async move { refresh(&registers).await });
         tokio::time::sleep(Duration::from_secs(1)).await;
         first.cancel();
-        keeper.await.unwrap().unwrap();
+        keeper.await.unwrap();
         assert!(parts.presence.fence().is_none());
         assert_eq!(asks().await, 0, "another may be the node");
-        let before = asked.0.load(Ordering::Relaxed);
+        let before = alone.asked();
         drop(telling);
         assert!(claimed.await.unwrap().is_none());
         assert!(!told.await.unwrap().unwrap());
         refreshed.await.unwrap().unwrap();
         // Nor where it is found out while the host is measured.
         assert!(!register(&parts, measure(&parts).await.unwrap()).await.unwrap());
-        assert_eq!(asked.0.load(Ordering::Relaxed), before);
+        assert_eq!(alone.asked(), before);
         stop.cancel();
     }
 

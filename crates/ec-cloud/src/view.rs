@@ -219,26 +219,11 @@ impl View {
 
     /// One that has no node.
     pub fn unplaced(record: &Instance) -> Self {
+        let why = format!("being placed since {}", record.created_at);
         let view = Self {
-            instance: record.instance,
             kind: record.kind,
             name: record.name.clone(),
-            node: None,
-            node_alive: false,
-            state: State::Scheduled.to_string(),
-            ip: None,
-            project: None,
-            labels: BTreeMap::new(),
-            group: None,
-            created_at: None,
-            reason: Some(format!("being placed since {}", record.created_at)),
-            doing: None,
-            resources: Resources::new(),
-            since: None,
-            request_id: None,
-            record: None,
-            request: None,
-            status: None,
+            ..Self::nowhere(record.instance, State::Scheduled.to_string(), why)
         };
         view.with(record)
     }
@@ -250,19 +235,24 @@ impl View {
 
     /// One of which there is nothing but a record that cannot be read.
     pub(crate) fn unreadable(instance: InstanceId, why: &str) -> Self {
+        Self::nowhere(instance, UNKNOWN.to_owned(), not_wanted(why))
+    }
+
+    /// A machine that no node has, of which nothing else is known.
+    fn nowhere(instance: InstanceId, state: String, why: String) -> Self {
         Self {
             instance,
             kind: Workload::Machine,
             name: None,
             node: None,
             node_alive: false,
-            state: UNKNOWN.to_owned(),
+            state,
             ip: None,
             project: None,
             labels: BTreeMap::new(),
             group: None,
             created_at: None,
-            reason: Some(not_wanted(why)),
+            reason: Some(why),
             doing: None,
             resources: Resources::new(),
             since: None,

@@ -155,59 +155,27 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        path::Path,
-        sync::{
-            Arc,
-            atomic::{AtomicUsize, Ordering},
-        },
-    };
+    use std::sync::Arc;
 
-    use async_trait::async_trait;
-    use ec_hypervisor::SimulatedHypervisor;
-    use ec_model::{Alive, InstanceId, NodeId};
-    use ec_placement_client::{Answer, PlacementClient, Request, Transport};
+    use ec_model::InstanceId;
     use ec_plan::{
         engine::{Job, Outcome, StatusEntry, Work},
         machine::Effect,
     };
-    use ec_runtime::{Host, config::parse};
-    use ec_store::MemoryStore;
     use tokio::sync::Semaphore;
     use tokio_util::sync::CancellationToken;
 
     use super::NOT_OURS;
     use crate::{
-        agent::assemble,
-        config::Settings,
-        presence,
+        alone::Alone,
         worker::{Reins, perform},
     };
 
-    /// A placement that is not reached, and knows how often it was asked.
-    #[derive(Default)]
-    struct Away(AtomicUsize);
-
-    #[async_trait]
-    impl Transport for Away {
-        async fn exchange(&self, _: Request) -> Result<Answer, String> {
-            self.0.fetch_add(1, Ordering::Relaxed);
-            Err("it is away".into())
-        }
-    }
-
     #[tokio::test(start_paused = true)]
     async fn who_is_not_the_node_claims_nothing_for_its_guests() {
-        ec_runtime::install_tls_provider();
         let state = tempfile::tempdir().unwrap();
-        let text = format!("name: n\nstate_dir: {}\n", state.path().display());
-        let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
-        let (node, asked) = (NodeId::new(uuid::Uuid::from_u128(9)), Arc::new(Away::default()));
-        let (store, placement) = (Arc::new(MemoryStore::new()), Arc::clone(&asked));
-        let placement = PlacementClient::new(&settings.placement).unwrap().through(move |_| placement);
-        let hypervisor = Arc::new(SimulatedHypervisor::new(node));
-        let parts = assemble(settings, node, store.clone(), hypervisor, placement, Host::default());
-        let parts = parts.await.unwrap();
+        let alone = Alone::new(state.path()).await;
+        let parts = &alone.parts;
         let claim = async || {
             let job = Job {
                 instance: InstanceId::new(uuid::Uuid::from_u128(1)),
@@ -219,34 +187,19 @@ mod tests {
                 status: StatusEntry::Absent,
                 allocated: Some([("VCPU".to_owned(), 1)].into()),
             };
-            let before = asked.0.load(Ordering::Relaxed);
+            let before = alone.asked();
             let pool = Arc::new(Semaphore::new(1));
-            let report = perform(Arc::clone(&parts), pool, job, Reins::default().heard()).await;
-            (report.outcome, asked.0.load(Ordering::Relaxed) - before)
+            let report = perform(Arc::clone(parts), pool, job, Reins::default().heard()).await;
+            (report.outcome, alone.asked() - before)
         };
         assert_eq!(claim().await, (Outcome::Retry(NOT_OURS.to_owned()), 0));
-        let record = Alive {
-            node,
-            name: "n".into(),
-            agent: "test".into(),
-            formats: Alive::formats_of_this_release(),
-            virt_type: "qemu".into(),
-            machine: "a".into(),
-            host: "h".into(),
-            url: None,
-            storage: None,
-            started_at: parts.host.now(),
-        };
-        let (running, in_store, ends) = (Arc::clone(&parts), store.clone(), CancellationToken::new());
-        let end = ends.clone();
-        let keeper = tokio::spawn(async move {
-            presence::keep(&running.presence, in_store, record, Path::new("/state"), ends).await
-        });
+        let end = CancellationToken::new();
+        let keeper = alone.be_the_node(end.clone());
         parts.presence.wait().await;
         let (outcome, asks) = claim().await;
         assert!(matches!(outcome, Outcome::Retry(why) if why != NOT_OURS) && asks > 0);
         end.cancel();
-        keeper.await.unwrap().unwrap();
+        keeper.await.unwrap();
         assert_eq!(claim().await, (Outcome::Retry(NOT_OURS.to_owned()), 0), "another may be the node");
     }
 }
