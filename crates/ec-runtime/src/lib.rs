@@ -13,6 +13,7 @@ mod renewed;
 pub mod service;
 mod shutdown;
 mod tasks;
+mod trouble;
 
 pub use endpoint::{beyond_loopback, is_loopback};
 pub use files::raise_file_limit;
@@ -22,6 +23,7 @@ pub use planted::{left_out_here, planted};
 pub use renewed::{Files, Look, Renewed};
 pub use shutdown::shutdown_on_signals;
 pub use tasks::{Tasks, abort_on_panic};
+pub use trouble::may_pass;
 
 /// Installs the one TLS provider of the process; to be called first in every `main`.
 pub fn install_tls_provider() {
