@@ -375,7 +375,12 @@ impl Referee {
         let Some((node, instance)) = world.keys.parse_member(op.key()).ok() else { return Vec::new() };
         let record = world.keys.instance(instance);
         if let Op::Delete(_) = op {
-            return if writes(txn, &record) { Vec::new() } else { vec![record] };
+            return match content(world, &record) {
+                _ if writes(txn, &record) => Vec::new(),
+                Some(_) => vec![record],
+                // Its record was taken away by hand, and its guest runs while its node is asked for it.
+                None => vec![record, world.keys.request(node, instance)],
+            };
         }
         let group: Vec<&str> = place.splitn(3, '/').take(2).collect();
         let (group, members) =
