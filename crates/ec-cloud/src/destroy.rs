@@ -10,6 +10,7 @@ use ec_store::{Compare, Revision, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
+    group::place_of,
     history::{Asked, Unheard, note_end},
     image::image_of_copy,
     intent::{sweep, young_for},
@@ -203,7 +204,16 @@ async fn destroy_heard(
             Some(Giver::Has { node, alive, .. }) => Doomed::By { node: *node, alive: *alive },
             Some(Giver::HasNot { .. }) | None => Doomed::By { node: known.node, alive: known.node_alive },
         };
-        let Some((txn, generation)) = wish(cloud, &known, giver)? else { return Ok(doomed) };
+        let is_wished = known.request.record().is_some_and(|request| request.desired == Desired::Destroyed);
+        if is_wished && known.record.is_none() {
+            return Ok(doomed);
+        }
+        let member = match &known.record {
+            Some(record) => cloud.keys.membership(record),
+            // Its place in a group stayed when its record went.
+            None => place_of(cloud, known.node, instance).await?.map(|(key, _)| key),
+        };
+        let (txn, generation) = wish(cloud, &known, giver, member)?;
         let asked = Asked::new(instance, known.node, ActionVerb::Delete, cloud.host.now(), generation);
         let mark = asked.mark();
         let txn = note_end(cloud, asked, txn).await?;
@@ -241,19 +251,20 @@ pub(crate) async fn refuse_elsewhere(cloud: &Cloud, known: &Known, word: &str) -
     Ok(())
 }
 
-/// Writes the wish, and takes record and name away, with the generation that it is; nothing where it is written already. What is on its
-/// way from one node to another is to be destroyed by both: wherever its disk is, it goes.
-fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Option<(Txn, u64)>> {
+/// Writes the wish, and takes record, name and place in a group (`member`) away, with the generation that it is. What is on its way
+/// from one node to another is to be destroyed by both: wherever its disk is, it goes.
+fn wish(
+    cloud: &Cloud,
+    known: &Known,
+    giver: Option<Giver>,
+    member: Option<String>,
+) -> CloudResult<(Txn, u64)> {
     let keys = &cloud.keys;
     let key = keys.request(known.node, known.instance);
     let (mut request, unchanged) = match &known.request {
         Read::Here(request, revision) => {
-            let wished = request.desired == Desired::Destroyed;
-            if wished && known.record.is_none() {
-                return Ok(None);
-            }
             let mut doc = known.request_doc()?;
-            if !wished {
+            if request.desired != Desired::Destroyed {
                 doom(cloud, &mut doc.record);
             }
             (doc, Compare::Unchanged(key.clone(), *revision))
@@ -302,10 +313,10 @@ fn wish(cloud: &Cloud, known: &Known, giver: Option<Giver>) -> CloudResult<Optio
     {
         txn = txn.delete(keys.name(request.record.kind, project, name, known.instance));
     }
-    if let Some(membership) = known.record.as_ref().and_then(|record| keys.membership(record)) {
-        txn = txn.delete(membership);
+    if let Some(member) = member {
+        txn = txn.delete(member);
     }
-    Ok(Some((txn, request.record.generation)))
+    Ok((txn, request.record.generation))
 }
 
 /// Has a request say that it is to go.

@@ -189,6 +189,12 @@ pub(crate) async fn delete_request(world: &World, computer: &Computer, guest: In
     }
 }
 
+/// The record of an instance alone, of which its node is asked for.
+pub(crate) async fn delete_instance(world: &World, guest: InstanceId) {
+    world.judge(|referee, _| referee.request_lost(guest));
+    delete_key(world, &world.keys.instance(guest)).await;
+}
+
 pub(crate) async fn delete_key(world: &World, key: &str) {
     say(world, format!("deletes the key {key}"));
     world.store.txn(Txn::new().delete(key)).await.ok();

@@ -69,7 +69,8 @@ fn last_parts(world: &World, prefix: &str) -> Vec<InstanceId> {
 pub(crate) async fn converge(world: &Arc<World>) {
     let begun = Instant::now();
     world.log(Actor::Nemesis, "everything shall come to what is asked for");
-    if world.shares_storage() && !world.is_calm() {
+    let lost = world.judge(|referee, _| referee.instances().any(|(_, known)| known.request_lost));
+    if (lost || world.shares_storage()) && !world.is_calm() {
         // Until everybody has told what an older etcd does not ask for.
         sleep(Duration::from_secs(90)).await;
         bring_home(world).await;

@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use ec_cloud::{Cloud, Verb, heal};
+use ec_cloud::{Cloud, Verb};
 use ec_model::{Desired, Instance, InstanceId, Request, State, Status, Workload, decode};
 
 use crate::{
     door::content,
     life::Life,
-    user::{cloud, wish},
+    user::{cloud, mend, wish},
     world::{Actor, World},
 };
 
@@ -32,13 +32,10 @@ pub(crate) async fn bring_to_an_end(world: &Arc<World>) {
     }
 }
 
-/// Brings a volume to where it is asked for that an older etcd has elsewhere, on storage that nodes share.
+/// Brings back what etcd lacks; and a volume to where it is asked for that an older etcd has elsewhere, on storage that nodes share.
 pub(crate) async fn bring_home(world: &Arc<World>) {
     let Ok(cloud) = cloud(world, SOMEBODY, &Life::new()) else { return };
-    match heal(&cloud, &[], false).await {
-        Ok(healed) => world.log(SOMEBODY, format!("heals {}", healed.done.len())),
-        Err(error) => world.log(SOMEBODY, format!("cannot heal: {error}")),
-    }
+    mend(world, SOMEBODY, &cloud).await.ok();
 }
 
 /// One thing after the other, each waited for.

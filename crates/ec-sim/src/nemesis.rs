@@ -309,7 +309,10 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                         acts::delete_request(world, &computer, volume, world.chance(50)).await;
                     }
                 }
-                acts::delete_request(world, &computer, guest, world.chance(50)).await;
+                match world.chance(30) {
+                    true => acts::delete_instance(world, guest).await,
+                    false => acts::delete_request(world, &computer, guest, world.chance(50)).await,
+                }
             }
         }
         Ill::LoseSign => {

@@ -60,6 +60,7 @@ impl Referee {
                         None => of_tool(world, txn, op, old.as_ref()),
                     };
                     lacking.extend(of_revoked(world, op, old.as_ref()));
+                    lacking.extend(of_what_is_there(world, txn, op, old.as_ref()));
                     stands_on.extend(of_forgotten(world, txn, op));
                     // Who has given it up may have looked once more since.
                     if !late {
@@ -79,6 +80,28 @@ impl Referee {
             self.found(format!("{actor} wrote {what}"));
         }
     }
+}
+
+/// A record that says of itself what it did not before, a name or a place in a group, goes with the key that tells others of it: that is
+/// written, or there.
+fn of_what_is_there(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<String> {
+    let keys = &world.keys;
+    let told = |record: &Instance| {
+        let name = record.name.as_ref();
+        let name = name.map(|name| keys.name(record.kind, &record.project, name, record.instance));
+        name.into_iter().chain(keys.membership(record)).collect::<Vec<_>>()
+    };
+    let record = |value: &[u8]| keys.parse_instance(op.key()).ok().and(decode::<Instance>(value).ok());
+    let before = old.and_then(|old| record(&old.value)).map(|record| told(&record)).unwrap_or_default();
+    let after = written(op).and_then(record).map(|record| told(&record)).unwrap_or_default();
+    let is_there = |key: &String| {
+        txn.when.iter().any(|compare| matches!(compare, Compare::Present(there) if there == key))
+    };
+    after
+        .into_iter()
+        .filter(|key| !before.contains(key) && !writes(txn, key) && !is_there(key))
+        .map(|key| format!("{} without comparing {key}", op.key()))
+        .collect()
 }
 
 /// An agent writes while it is the node, and what it says of an instance is said of the request that it read.

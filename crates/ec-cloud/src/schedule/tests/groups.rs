@@ -189,6 +189,18 @@ async fn a_place_that_nobody_has_any_more_is_free() {
 }
 
 #[tokio::test]
+async fn a_place_goes_with_what_is_destroyed_though_its_record_is_gone() {
+    let world = World::new(1, 0, &[]).await;
+    world.group("apart", Policy::AntiAffinity).await;
+    let placed = world.schedule_within(Some("apart"), QUERY, None).await.unwrap().unwrap();
+    let lost = Txn::new().delete(world.keys.instance(placed.instance));
+    world.etcd.memory.txn(lost).await.unwrap();
+    assert_eq!(world.members("apart").await, [node(0)], "its node is asked for it");
+    destroy(&world.cloud(), placed.instance).await.unwrap();
+    assert_eq!(world.members("apart").await, []);
+}
+
+#[tokio::test]
 async fn a_place_that_nobody_has_any_more_is_told_as_free() {
     let world = World::new(1, 0, &[]).await;
     world.group("apart", Policy::AntiAffinity).await;
