@@ -37,12 +37,10 @@ use hyper::{
     body::Incoming,
     header::{CONNECTION, HeaderValue},
     http::Extensions,
+    server::conn::http1,
     service::service_fn,
 };
-use hyper_util::{
-    rt::{TokioExecutor, TokioIo, TokioTimer},
-    server::conn::auto::Builder,
-};
+use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
@@ -243,8 +241,7 @@ impl<S: Serves> Connection<S> {
                 Ok::<_, Infallible>(answer)
             }
         });
-        let mut builder = Builder::new(TokioExecutor::new()).http1_only();
-        let mut http = builder.http1();
+        let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
             .header_read_timeout(bounds.head)
             .half_close(bounds.half_close)
@@ -252,7 +249,7 @@ impl<S: Serves> Connection<S> {
         if let Some(headers) = bounds.headers {
             http.max_headers(headers);
         }
-        let mut served = pin!(builder.serve_connection_with_upgrades(TokioIo::new(stream), answers));
+        let mut served = pin!(http.serve_connection(TokioIo::new(stream), answers).with_upgrades());
         let silence = async {
             // Where nothing is asked in time.
             if timeout(bounds.first_head, asked.cancelled()).await.is_ok() {
@@ -269,7 +266,7 @@ impl<S: Serves> Connection<S> {
         };
         match outcome {
             Ok(()) => handover.finish(&place.activity, stop).await,
-            Err(error) => tracing::debug!(error, "a connection broke"),
+            Err(error) => tracing::debug!(%error, "a connection broke"),
         }
     }
 }
@@ -300,8 +297,15 @@ mod tests {
 
     /// A connection of that share, of which a question was asked and the answer has begun.
     async fn asked(guests: &Guests<u8>, share: u8) -> DuplexStream {
+        let mut far = connected(guests, share);
+        far.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
+        far.read_exact(&mut [0; 17]).await.unwrap();
+        far
+    }
+
+    fn connected(guests: &Guests<u8>, share: u8) -> DuplexStream {
         let place = guests.admit(share).unwrap();
-        let (near, mut far) = duplex(64);
+        let (near, far) = duplex(64);
         let bounds = Bounds {
             connections: 0,
             share: 0,
@@ -324,8 +328,6 @@ mod tests {
                 () = close.cancelled() => {}
             }
         });
-        far.write_all(b"GET / HTTP/1.1\r\nhost: x\r\n\r\n").await.unwrap();
-        far.read_exact(&mut [0; 17]).await.unwrap();
         far
     }
 
@@ -350,5 +352,16 @@ mod tests {
         assert_eq!(rest(&mut oldest).await, LONG);
         assert_eq!(rest(&mut late).await, LONG);
         assert_eq!(idle.read(&mut [0]).await.unwrap(), 0, "it was answered, and made room");
+    }
+
+    /// Of its many questions at once on one connection none of the bounds would hold.
+    #[tokio::test(start_paused = true)]
+    async fn http_2_is_not_spoken() {
+        let mut far = connected(&Guests::new(1, 1), 1);
+        far.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
+        let mut told = Vec::new();
+        far.read_to_end(&mut told).await.unwrap();
+        let told = String::from_utf8_lossy(&told);
+        assert!(told.is_empty() || told.starts_with("HTTP/1.1 4"), "{told}");
     }
 }
