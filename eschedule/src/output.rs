@@ -4,6 +4,7 @@ mod fit;
 mod image;
 mod table;
 mod volume;
+mod yaml;
 
 use std::{collections::HashMap, os::fd::AsFd, time::Duration};
 
@@ -22,6 +23,7 @@ pub(crate) use image::{image, images};
 pub(crate) use table::{List, Mood, coloured, mood, mood_of, plain};
 use table::{row, table, trimmed, without_controls};
 pub(crate) use volume::{lines as volume_lines, snapshots, volume, volumes};
+pub(crate) use yaml::document;
 
 impl Output {
     /// Prints a result: its fields, what it is called, or the lines for people.
@@ -35,7 +37,7 @@ impl Output {
         let text = match self {
             Self::Table => lines(),
             Self::Json => escaped(serde_json::to_string_pretty(value)).map_err(failed)?,
-            Self::Yaml => serde_yaml::to_string(value).map_err(|error| failed(error.to_string()))?,
+            Self::Yaml => document(value).map_err(|error| failed(error.to_string()))?,
             Self::Name => names().iter().map(|name| plain(name)).collect::<Vec<_>>().join("\n"),
         };
         if text.is_empty() { Ok(()) } else { print(&text) }

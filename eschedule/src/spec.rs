@@ -12,7 +12,7 @@ use ec_model::{
     Blob, CopyOf, ImageId, ImageRef, InstanceId, OF_INSTANCE, OF_VOLUME, Resources, USER_DATA_MAX, Workload,
     input::{
         HOSTNAME, KEYS_MAX, catalog_name, image_name, is_hostname, is_image_url, is_public_key, is_sha256,
-        is_sha512,
+        is_sha512, is_whole_public_key,
     },
 };
 use ec_runtime::exit::Failure;
@@ -437,11 +437,17 @@ pub(crate) async fn keys_in(path: &Path, option: &str) -> Result<Vec<String>, Fa
         return Err(wrong("is a private key: give the public one, which ends in .pub"));
     }
     let mut keys = Vec::new();
-    let lines = (1..).zip(text.lines().map(str::trim));
+    // Some editors begin with a mark that it is UTF-8.
+    let lines = (1..).zip(text.trim_start_matches('\u{feff}').lines().map(str::trim));
     for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
         if !is_public_key(line) {
             return Err(wrong(&format!(
                 "has in line {number} what is not a public key: wanted for example `ssh-ed25519 AAAA… name`"
+            )));
+        }
+        if !is_whole_public_key(line) {
+            return Err(wrong(&format!(
+                "has in line {number} a public key that is not whole: was it cut off?"
             )));
         }
         keys.push(line.to_owned());

@@ -90,10 +90,7 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
                 Output::Table => line.text(),
                 Output::Json => output::escaped(serde_json::to_string(&line)).map_err(failed)?,
                 Output::Yaml => {
-                    format!(
-                        "---\n{}",
-                        serde_yaml::to_string(&line).map_err(|error| failed(error.to_string()))?
-                    )
+                    format!("---\n{}", output::document(&line).map_err(|error| failed(error.to_string()))?)
                 }
                 // Who is destroyed, or belongs to others, does not have the name that it has here.
                 Output::Name => {

@@ -193,8 +193,9 @@ async fn destroy_heard(
         let is_forgotten = known.record.is_none() && matches!(known.request, Read::Absent);
         let is_machine = kind_of(&known) == Some(Workload::Machine);
         let is_guarded = !planted("volume-deleted-in-use");
+        let mut stands_on = Vec::new();
         if is_guarded && (!is_machine || is_forgotten) {
-            refuse_missed(cloud, &known).await?;
+            stands_on = refuse_missed(cloud, &known).await?;
         }
         if is_guarded && !is_machine {
             refuse_elsewhere(cloud, &known, "destroy").await?;
@@ -216,7 +217,7 @@ async fn destroy_heard(
         let (txn, generation) = wish(cloud, &known, giver, member)?;
         let asked = Asked::new(instance, known.node, ActionVerb::Delete, cloud.host.now(), generation);
         let mark = asked.mark();
-        let txn = note_end(cloud, asked, txn).await?;
+        let txn = note_end(cloud, asked, txn.when_all(stands_on)).await?;
         // Where the outcome is unknown the next look tells it.
         match cloud.store.txn(txn).await {
             Ok(outcome) if outcome.succeeded => return Ok(doomed),

@@ -45,6 +45,19 @@ pub fn is_public_key(line: &str) -> bool {
         && !line.chars().any(|c| c.is_control() && c != '\t')
 }
 
+/// Whether [a public key](is_public_key) is all there: the fields of its blob, each with its length before it (RFC 4253, section 6.6), end
+/// where that ends. Records of earlier releases may have some that are not.
+pub fn is_whole_public_key(line: &str) -> bool {
+    let blob = line.split_whitespace().nth(1).and_then(|text| BASE64_STANDARD.decode(text).ok());
+    let mut rest = blob.as_deref().unwrap_or_default();
+    let mut fields = 0;
+    while let Some((length, after)) = rest.split_first_chunk::<4>() {
+        let Some(after) = after.get(u32::from_be_bytes(*length) as usize..) else { return false };
+        (rest, fields) = (after, fields + 1);
+    }
+    rest.is_empty() && fields > 1
+}
+
 /// Whether an image can be at such a URL.
 pub fn is_image_url(url: &str) -> bool {
     let is_absolute = |rest: &str| rest.starts_with('/') || rest.starts_with("localhost/");
@@ -232,6 +245,18 @@ mod tests {
         ] {
             assert!(!is_public_key(line), "{line}");
         }
+    }
+
+    #[test]
+    fn a_key_that_was_cut_off_is_not_whole() {
+        assert!(is_whole_public_key(KEY));
+        let [kind, blob] = [KEY.split(' ').next().unwrap(), KEY.split(' ').nth(1).unwrap()];
+        // Whole groups of base64 are gone of each, up to all but the type.
+        for kept in [20, 24, 44, 64] {
+            let cut = format!("{kind} {}", &blob[..kept]);
+            assert!(is_public_key(&cut) && !is_whole_public_key(&cut), "{cut}");
+        }
+        assert!(!is_whole_public_key(kind) && !is_whole_public_key(""));
     }
 
     #[test]

@@ -540,17 +540,23 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
     ] {
         found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
-    // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word
-    // that is, has nothing by which it would think of it.
-    let forgotten: BTreeSet<InstanceId> = world.judge(|referee, _| {
-        let is_gone = |known: &Known| known.vanished || known.is_volume && known.disturbed;
-        let gone = referee.instances().filter(|(_, known)| is_gone(known) && known.request_lost);
-        gone.map(|(instance, _)| instance).collect()
-    });
-    for prefix in ["/ecompute/actions/", "/ecompute/outcomes/"] {
+    // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word that is,
+    // has nothing by which it would think of it; nor has anybody where its record was taken, and then etcd put back.
+    let forgotten = |is_gone: fn(&Known, bool) -> bool| -> BTreeSet<InstanceId> {
+        world.judge(|referee, _| {
+            let gone = referee
+                .instances()
+                .filter(|(_, known)| known.request_lost && is_gone(known, referee.restored));
+            gone.map(|(instance, _)| instance).collect()
+        })
+    };
+    for (prefix, forgotten) in [
+        ("/ecompute/actions/", forgotten(|_, restored| restored)),
+        ("/ecompute/outcomes/", forgotten(|known, _| known.vanished || known.is_volume && known.disturbed)),
+    ] {
         let is_forgotten = |key: &str| {
             let of = key.rsplit('/').next().and_then(|name| name.parse().ok());
-            key.starts_with("/ecompute/outcomes/") && of.is_some_and(|of| forgotten.contains(&of))
+            of.is_some_and(|of| forgotten.contains(&of))
         };
         let kept = world.store.content(prefix).pairs.into_iter();
         let kept = kept.filter(|pair| pair.lease.is_none() && !is_forgotten(&pair.key));

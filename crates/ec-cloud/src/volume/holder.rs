@@ -153,21 +153,28 @@ pub(super) async fn given_to(
 
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    match holder_now(cloud, disk).await? {
-        Some(holder) => Err(had(cloud, holder, disk.instance).await),
-        None => Ok(()),
+    match had_by(cloud, disk).await? {
+        Some(holder) if lost_since(cloud, disk, holder).await?.is_none() => {
+            Err(had(cloud, holder, disk.instance).await)
+        }
+        _ => Ok(()),
     }
 }
 
-/// An error where a machine has this volume that would miss it. One whose user has ended it, and whose agent is not there to do that,
-/// has it for as long, which may be for ever: both go by the time that agent is back.
-pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    let Some(holder) = holder_now(cloud, disk).await? else { return Ok(()) };
+/// An error where a machine has this volume that would miss it; else what that stands on, of an older etcd, too, that comes meanwhile. One
+/// whose user has ended it, and whose agent is not there to do that, has it for as long, which may be for ever: both go by the time that
+/// agent is back.
+pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<Vec<Compare>> {
+    let Some(holder) = had_by(cloud, disk).await? else { return Ok(Vec::new()) };
+    if let Some(compares) = lost_since(cloud, disk, holder).await? {
+        return Ok(compares);
+    }
     if let Ok(Found::Placed(machine)) = find(cloud, holder).await
         && machine.is_doomed()
         && !machine.node_alive
     {
-        return Ok(());
+        let key = cloud.keys.request(machine.node, holder);
+        return Ok(vec![as_read(key, machine.request_revision())]);
     }
     Err(had(cloud, holder, disk.instance).await)
 }
@@ -178,20 +185,19 @@ async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudErro
     CloudError::Refused(format!("instance {holder} has volume {volume}: {way}"))
 }
 
-/// The machine that has this volume.
-async fn holder_now(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> {
-    let volume = disk.instance;
-    let holder = match given_to(cloud, volume, disk.record.as_ref()).await? {
+/// The machine that has this volume, by the last that is known of it.
+async fn had_by(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> {
+    match given_to(cloud, disk.instance, disk.record.as_ref()).await? {
         // Of a machine that etcd lost, too, only its node tells.
-        None if disk.record.is_none() => known_to_have(cloud, disk.node, volume).await?,
-        holder => holder,
-    };
-    let Some(holder) = holder else { return Ok(None) };
-    // What only the machine tells of is no old word.
-    if disk.record.is_some() && lost_by(cloud, holder, volume).await?.is_some() {
-        return Ok(None);
+        None if disk.record.is_none() => known_to_have(cloud, disk.node, disk.instance).await,
+        holder => Ok(holder),
     }
-    Ok(Some(holder))
+}
+
+/// What it stands on that this machine, which had the volume last, has it no more; none where it has. What only the machine tells of is
+/// no old word.
+async fn lost_since(cloud: &Cloud, disk: &Known, holder: InstanceId) -> CloudResult<Option<Vec<Compare>>> {
+    if disk.record.is_some() { lost_by(cloud, holder, disk.instance).await } else { Ok(None) }
 }
 
 /// How a machine that has a volume comes to have it no more.

@@ -7,7 +7,7 @@ use ec_hypervisor::Operation;
 use ec_model::{
     Attachment, CopyOf, Desired, Instance, InstanceId, NodeId, Request, State, Status, Workload, decode,
 };
-use ec_store::{KeyValue, Op, Txn};
+use ec_store::{Compare, KeyValue, Op, Txn};
 use jiff::Timestamp;
 
 use super::{Referee, disk_bytes, observed};
@@ -339,7 +339,11 @@ pub(super) fn of_attach(
         }
         stands_on.push(record);
     }
-    for volume in before.difference(&volumes(new)) {
+    // Of one that is brought back its node tells what it has no more.
+    let is_brought_back = txn.when.iter().any(
+        |compare| matches!(compare, Compare::Absent(key) if world.keys.parse_request(key).is_ok() && txn.then.iter().any(|op| op.key() == key)),
+    );
+    for volume in before.difference(&volumes(new)).filter(|_| !is_brought_back) {
         let record = world.keys.instance(*volume);
         let of_volume = content(world, &record).and_then(|pair| decode::<Instance>(&pair.value).ok());
         if of_volume.is_some_and(|of_volume| of_volume.locked.is_some()) {
