@@ -436,6 +436,7 @@ async fn is_whole(session: &Session, image: &Image) -> CloudResult<bool> {
         );
         of_store(&error, what)
     };
+    store.attend(&ec_cloud::stored_images(&session.cloud).await?).map_err(unknown)?;
     store.has_whole(image).await.map_err(unknown)
 }
 
@@ -565,6 +566,41 @@ mod tests {
         assert_eq!((status(going).await, status(other).await), (None, None));
         let left = |image: &Image| mounted.join(image.id.to_string()).exists();
         assert_eq!((left(going), left(other)), (false, true), "that of the other nobody asked for");
+    }
+
+    #[tokio::test]
+    async fn what_seems_to_be_left_is_not_marked_while_its_store_is_not_mounted() {
+        let (mut session, directory) = (Session::in_memory().await, tempfile::tempdir().unwrap());
+        let (mounted, away) = (directory.path().join("store"), directory.path().join("away"));
+        let url = serde_json::json!({"url": format!("file://{}", mounted.display())});
+        session.settings.image_store = serde_json::from_value(url).unwrap();
+        session.settings.placement.endpoint = "http://127.0.0.1:1".to_owned();
+        fs::create_dir(&mounted).unwrap();
+        let other = whole(&session, "other").await;
+        // As etcd has it that was put back to before its end.
+        let image = whole(&session, "a").await;
+        let image = Image {
+            status: ImageStatus::Saving,
+            size: None,
+            updated_at: jiff::Timestamp::UNIX_EPOCH,
+            ..image
+        };
+        let key = session.cloud.keys.image(image.id);
+        session.cloud.store.txn(Txn::new().put(key, encode(&image))).await.unwrap();
+        for image in [&image, &other] {
+            fs::write(mounted.join(image.id.to_string()), "x").unwrap();
+        }
+        fs::rename(&mounted, &away).unwrap();
+        fs::create_dir(&mounted).unwrap();
+        // An image that nobody knows, so that it is not without any.
+        fs::write(mounted.join("00000000-0000-0000-0000-000000000001"), "x").unwrap();
+        tidy(&session).await;
+        let now = ec_cloud::image(&session.cloud, &image.id.to_string()).await.unwrap();
+        assert_eq!(now.status, ImageStatus::Saving);
+        fs::remove_dir_all(&mounted).unwrap();
+        fs::rename(&away, &mounted).unwrap();
+        tidy(&session).await;
+        assert!(mounted.join(image.id.to_string()).exists());
     }
 
     /// A placement whose clock was never set.

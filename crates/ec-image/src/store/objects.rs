@@ -222,7 +222,7 @@ impl ImageStore {
     /// Whether all bytes of an image are there: an object gets its name once it is whole.
     ///
     /// # Errors
-    /// The store cannot be asked, or is a directory with nothing in it: of what is not mounted nobody knows.
+    /// The store cannot be asked, or there is no such bucket, or it is a directory without any image: of what is not mounted nobody knows.
     pub async fn has_whole(&self, image: &Image) -> Result<bool, StoreFailure> {
         let name = self.object(image)?;
         match &self.place {
@@ -230,20 +230,27 @@ impl ImageStore {
                 let path = directory.join(&name);
                 match path.try_exists() {
                     // That one is missed among others says nothing of those.
-                    Ok(false) if !has_any(directory) => {
-                        self.attend(std::slice::from_ref(image)).map(|()| false)
+                    Ok(false) if self.is_without_images(directory).await? => {
+                        Err(StoreFailure::NotThere { path: directory.clone(), images: 1, one: name })
                     }
                     there => there.map_err(|source| StoreFailure::File { doing: "look for", path, source }),
                 }
             }
-            Place::S3 { s3, prefix, url } => {
-                let key = key(prefix, &name);
-                match answered(url, "look for an object", SILENCE, s3.head(&key)).await {
-                    Err(error) if error.is_not_found() => Ok(false),
-                    answer => answer.map(|_| true),
-                }
-            }
+            Place::S3 { url, .. } => match self.ask_for(url, image).await {
+                Err(error) if error.is_not_found() => Ok(false),
+                answer => answer.map(|_| true),
+            },
         }
+    }
+
+    /// Begins to read the object. Who asks for it is told, as who asks for what is said of it is not, whether it is the bucket that is missed.
+    async fn ask_for(&self, url: &str, image: &Image) -> Result<GetResult, StoreFailure> {
+        answered(url, "read an object", SILENCE, self.read(&image.url, None)).await
+    }
+
+    /// Whether no image lies in the directory, whole or in part, nor lay there: it may be a mount point.
+    async fn is_without_images(&self, directory: &Path) -> Result<bool, StoreFailure> {
+        Ok(!directory.join(MARK).exists() && self.images().await?.is_empty())
     }
 
     /// Looks whether the store is there of which an image's bytes are to be taken away, one of these that lie in stores: to be asked before its
@@ -255,8 +262,7 @@ impl ImageStore {
         self.object(image)?;
         self.attend(images)?;
         let Place::S3 { url, .. } = &self.place else { return Ok(()) };
-        // Who asks for an object is told, as who asks for what is said of it is not, whether it is the bucket that is missed.
-        match answered(url, "read an object", SILENCE, self.read(&image.url, None)).await {
+        match self.ask_for(url, image).await {
             Err(error) if error.is_of_no_bucket() || error.is_away() => Err(error),
             _ => Ok(()),
         }
@@ -290,7 +296,7 @@ impl ImageStore {
                     }
                 }
                 // Where others lie, or lay, this one is gone; of what is not mounted nobody knows.
-                if all_came && !is_any && !mark.exists() && self.images().await?.is_empty() {
+                if all_came && !is_any && self.is_without_images(directory).await? {
                     return Err(StoreFailure::NotThere { path: directory.clone(), images: 1, one: name });
                 }
                 Ok(())
@@ -529,7 +535,14 @@ mod tests {
         assert!(
             why.contains("none of the 1 image(s)") && why.contains(&path.join(name).display().to_string())
         );
-        assert!(!store.has_whole(&ours[0]).await.unwrap());
+        let why = store.has_whole(&ours[0]).await.unwrap_err().to_string();
+        assert!(
+            why.contains("is its file system mounted?"),
+            "what lies beside, as lost+found, is no image: {why}"
+        );
+        fs::write(path.join(MARK), "").unwrap();
+        assert!(!store.has_whole(&ours[0]).await.unwrap(), "images lay there");
+        store.unmark();
         assert!(
             store.keeps(&ours[0]) && store.images().await.unwrap().is_empty(),
             "what is called otherwise is none"
@@ -542,6 +555,9 @@ mod tests {
         store.attend(&[image_of(2, &url), ours[0].clone()]).unwrap();
         store.attend(&[image_of(2, &url)]).unwrap_err();
         assert!(store.has_whole(&ours[0]).await.unwrap());
+        assert!(!store.has_whole(&image_of(2, &url)).await.unwrap(), "it is missed among others");
+        fs::remove_file(path.join(name)).unwrap();
+        assert!(!store.has_whole(&ours[0]).await.unwrap(), "only some of it came");
     }
 
     #[tokio::test]
@@ -582,9 +598,11 @@ mod tests {
         fs::write(&secret, "SK").unwrap();
         for (code, is_there) in [("NoSuchBucket", false), ("NoSuchKey", true)] {
             let missing = format!("<Error><Code>{code}</Code></Error>");
-            let server = crate::testing::Server::start(move |_, _| {
+            let server = crate::testing::Server::start(move |_, head| {
+                // To a HEAD nothing but the status is answered.
+                let body = if head.starts_with("HEAD") { "" } else { &missing };
                 let head = "content-type: application/xml\r\n";
-                let missing = crate::testing::answer("404 Not Found", head, missing.as_bytes());
+                let missing = crate::testing::answer("404 Not Found", head, body.as_bytes());
                 vec![crate::testing::Step::Send(missing)]
             })
             .await;
@@ -600,6 +618,8 @@ mod tests {
             ] {
                 assert_eq!(outcome.is_ok(), is_there, "{code}: {outcome:?}");
             }
+            let has_whole = store.has_whole(&whole).await;
+            assert_eq!(has_whole.as_ref().ok(), is_there.then_some(&false), "{code}: {has_whole:?}");
             let elsewhere = image("s3://other/ours");
             let outcome = store.attend_for(&elsewhere, &[]).await;
             assert!(matches!(outcome, Err(StoreFailure::Elsewhere { .. })), "{outcome:?}");
