@@ -5,7 +5,8 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use ec_model::{Attachment, ImageRef, InstanceId, Request};
+use ec_metadata::InstanceRecord;
+use ec_model::{Attachment, ImageRef, InstanceId, Rebuild, Request};
 use serde::Deserialize;
 use tokio::sync::watch;
 
@@ -43,10 +44,7 @@ impl Worker {
         let what = format!("disk {disk} stands on {}, which is gone from the image cache", lost.display());
         let hint = "put that file there again";
         let record = self.records(move |records| records.get(disk)).await?;
-        let made_of = record.and_then(|record| Request::deserialize(&record.intent?.request).ok()?.spec);
-        let image =
-            made_of.map(|spec| spec.image).filter(|image| !image.is_none() && image.copied().is_none());
-        let Some(image) = image else {
+        let Some(image) = record.as_ref().and_then(made_of) else {
             return Err(Stop::Failed(format!("{what}, and no URL of it is known: {hint}")));
         };
         let url = image.told();
@@ -75,8 +73,60 @@ impl Worker {
     }
 }
 
+/// What can be fetched again of what a disk was made from: not what it is only wished to be made of.
+fn made_of(record: &InstanceRecord) -> Option<ImageRef> {
+    let request = Request::deserialize(&record.intent.as_ref()?.request).ok()?;
+    let wanted = request.spec?.image;
+    let image = Rebuild::disk(request.rebuild.as_ref(), &wanted, record.rebuilt.as_ref());
+    (!image.is_none() && image.copied().is_none()).then(|| image.clone())
+}
+
 /// The file of the cache that this disk stands on, where it is not there.
 fn lost_under(disk: &Path, bases: &Path) -> Option<PathBuf> {
     let base = PathBuf::from(ec_image::stands_on(&mut File::open(disk).ok()?).ok()??);
     (base.parent() == Some(bases) && matches!(base.try_exists(), Ok(false))).then_some(base)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    #[test]
+    fn what_is_fetched_again_is_what_the_disk_was_made_from() {
+        let instance = "00000000-0000-4000-8000-000000000001";
+        let at = |second: u8| format!("2026-01-01T00:00:{second:02}Z");
+        let record = |kind: &str, image: Value, rebuild: Value, rebuilt: Value| -> InstanceRecord {
+            let request = json!({
+                "instance": instance, "kind": kind, "epoch": 1, "generation": 1, "desired": "active",
+                "rebuild": rebuild, "spec": {"query": "", "image": image}, "created_at": at(0),
+            });
+            let record = json!({
+                "version": 1, "instance": instance, "name": "x", "macs": [], "created_at": at(0),
+                "intent": {"request": request}, "rebuilt": rebuilt,
+            });
+            serde_json::from_value(record).unwrap()
+        };
+        let image = |name: &str| json!({"url": format!("https://host/{name}")});
+        let wish = || json!({"wished_at": at(2), "before": image("old")});
+        let came = |second, failed: Option<&str>| json!({"wished_at": at(second), "failed": failed});
+        for kind in ["machine", "volume"] {
+            for (rebuild, rebuilt, expected) in [
+                (Value::Null, Value::Null, "new"),
+                (wish(), Value::Null, "old"),
+                (wish(), came(1, None), "old"),
+                (wish(), came(2, Some("no such image")), "old"),
+                (wish(), came(2, None), "new"),
+            ] {
+                let of = made_of(&record(kind, image("new"), rebuild.clone(), rebuilt.clone()));
+                assert_eq!(
+                    of.map(|of| of.url),
+                    Some(format!("https://host/{expected}")),
+                    "{rebuild}, {rebuilt}"
+                );
+            }
+        }
+        assert_eq!(made_of(&record("volume", json!({"url": ""}), Value::Null, Value::Null)), None);
+    }
 }
