@@ -73,20 +73,29 @@ pub(crate) struct Validators {
     pub(crate) file: Option<FileStamp>,
 }
 
-/// A local file at one moment.
+/// A local file at one moment: what has another was written since, or was put in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct FileStamp {
     modified_seconds: i64,
     modified_nanoseconds: i64,
+    /// Whoever writes may set the time of that back, as `rsync` and `cp -p` do, and not this one. An entry of an older release has
+    /// none, and its file is read once more.
+    #[serde(default)]
+    changed_seconds: i64,
+    #[serde(default)]
+    changed_nanoseconds: i64,
     size: u64,
     inode: u64,
 }
 
 impl FileStamp {
+    /// Of what the system says of it.
     pub(crate) fn of(meta: &Metadata) -> Self {
         Self {
             modified_seconds: meta.mtime(),
             modified_nanoseconds: meta.mtime_nsec(),
+            changed_seconds: meta.ctime(),
+            changed_nanoseconds: meta.ctime_nsec(),
             size: meta.len(),
             inode: meta.ino(),
         }
@@ -261,9 +270,9 @@ mod tests {
             let given = index.get(&url).map(Entry::given).unwrap_or_default();
             given.iter().map(|entry| entry.digest[..1].to_owned()).collect()
         };
-        // As a release wrote it that knew of the last alone.
+        // As a release wrote it that knew of the last alone, and of no other time of a file.
         let old = format!(
-            r#"{{"version":1,"url":"","digest":"{}","size":1,"validators":{{}},"checked_at":"2026-01-01T00:00:00Z"}}"#,
+            r#"{{"version":1,"url":"","digest":"{}","size":1,"validators":{{"file":{{"modified_seconds":1,"modified_nanoseconds":0,"size":1,"inode":1}}}},"checked_at":"2026-01-01T00:00:00Z"}}"#,
             "a".repeat(64)
         );
         fs::write(index.path(&url), old).unwrap();

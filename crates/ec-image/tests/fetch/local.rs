@@ -25,7 +25,14 @@ async fn a_file_is_copied_once_and_again_when_it_changes() {
     let changed = fetch(&cache, &wanted).await.unwrap();
     assert_ne!(changed.base.digest, first.base.digest);
     assert_eq!(fs::read(&first.base.path).unwrap(), disk(1, 10), "the old base is as it was");
-    assert_eq!(fs::read_dir(dir.path().join("cache/base")).unwrap().count(), 2);
+    // As `rsync` and `cp -p` write, which give it the time of what they copy; a file system tells times by some milliseconds.
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let written_at = fs::metadata(&source).unwrap().modified().unwrap();
+    fs::write(&source, disk(3, 10)).unwrap();
+    fs::File::options().write(true).open(&source).unwrap().set_modified(written_at).unwrap();
+    let as_old = fetch(&cache, &wanted).await.unwrap();
+    assert_eq!(fs::read(&as_old.base.path).unwrap(), disk(3, 10));
+    assert_eq!(fs::read_dir(dir.path().join("cache/base")).unwrap().count(), 3);
 }
 
 #[tokio::test]
