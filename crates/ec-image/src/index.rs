@@ -75,7 +75,7 @@ pub(crate) struct Validators {
 
 /// A local file at one moment: what has another was written since, or was put in its place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct FileStamp {
+pub struct FileStamp {
     modified_seconds: i64,
     modified_nanoseconds: i64,
     /// Whoever writes may set the time of that back, as `rsync` and `cp -p` do, and not this one. An entry of an older release has
@@ -90,7 +90,7 @@ pub(crate) struct FileStamp {
 
 impl FileStamp {
     /// Of what the system says of it.
-    pub(crate) fn of(meta: &Metadata) -> Self {
+    pub fn of(meta: &Metadata) -> Self {
         Self {
             modified_seconds: meta.mtime(),
             modified_nanoseconds: meta.mtime_nsec(),

@@ -48,6 +48,7 @@ mod unpack;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};
 pub use error::{ImageError, Size};
+pub use index::FileStamp;
 pub use inspect::{HEADER_LEN, InspectError, Inspected, Refusal, inspect, inspect_file, stands_on};
 pub use probe::{Probe, ProbeFailure, Probed};
 pub use store::{ImageStore, Sending, StoreFailure, StoreSection};

@@ -4,7 +4,7 @@ use std::{fs::File, io::ErrorKind, os::unix::fs::FileTypeExt, path::Path, time::
 
 use ec_cloud::{Bytes, Cloud, CloudError, CloudResult, Facts, NewImage, NewVolume, Upload};
 use ec_image::{
-    ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
+    FileStamp, ImageStore, InspectError, Packing, Probe, Probed, Refusal, Sending, StoreFailure, inspect_file,
 };
 use ec_model::{Image, ImageRef, Workload};
 use ec_runtime::{
@@ -42,6 +42,8 @@ pub(super) struct Sender {
     name: String,
     /// How many there are, where that is known.
     size: Option<u64>,
+    /// The file that they are read from, as it was when that was looked at.
+    file: Option<(File, FileStamp)>,
 }
 
 /// Where an image's bytes come from.
@@ -55,12 +57,12 @@ pub(super) enum From {
 impl Sender {
     /// Bytes from elsewhere, so many where that is known.
     pub(super) fn of(bytes: impl AsyncRead + Unpin + 'static, name: String, size: Option<u64>) -> Self {
-        Self { bytes: Box::new(bytes), name, size }
+        Self { bytes: Box::new(bytes), name, size, file: None }
     }
 
     /// What comes on standard input.
     pub(super) fn standard() -> Self {
-        Self { bytes: Box::new(tokio::io::stdin()), name: "standard input".to_owned(), size: None }
+        Self::of(tokio::io::stdin(), "standard input".to_owned(), None)
     }
 
     /// A file, which is looked at as a whole first: what is no disk is refused before anything is written.
@@ -80,7 +82,10 @@ impl Sender {
         if meta.file_type().is_char_device() {
             return Err(wrong("is a device without an end".to_owned()));
         }
+        let mut looked_at = None;
         if meta.is_file() {
+            let other = file.try_clone().map_err(|error| wrong(format!("cannot be read: {error}")))?;
+            looked_at = Some((other, FileStamp::of(&meta)));
             match inspect_file(&mut file) {
                 Ok(_) => {}
                 Err(InspectError::Refused(Refusal::Compressed { with })) if Packing::is_known(with) => {}
@@ -90,7 +95,24 @@ impl Sender {
             std::io::Seek::rewind(&mut file).map_err(|error| wrong(format!("cannot be read: {error}")))?;
         }
         let size = meta.is_file().then_some(meta.len());
-        Ok(Self { bytes: Box::new(tokio::fs::File::from_std(file)), name, size })
+        Ok(Self { bytes: Box::new(tokio::fs::File::from_std(file)), name, size, file: looked_at })
+    }
+
+    /// Whether all came, and of one moment: what is written while it is read gives bytes that never were a disk, with a digest of their own.
+    fn ended(&self, sent: u64) -> Result<(), Failure> {
+        if let Some((file, stamp)) = &self.file {
+            let meta = file.metadata().map_err(|error| broken(self, sent, &error))?;
+            if FileStamp::of(&meta) != *stamp {
+                return Err(Failure::failed(format!(
+                    "{} changed while it was being sent; nothing was added",
+                    self.name
+                )));
+            }
+        }
+        match self.size {
+            Some(size) if sent != size => Err(broken(self, sent, &ErrorKind::UnexpectedEof.into())),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -259,6 +281,7 @@ async fn bytes(
         sent += length as u64;
         shown.tell(&progress(sent, sender.size));
     }
+    sender.ended(sent)?;
     let probed = probe.finish().map_err(|error| wrong(chain(&error)))?;
     for (name, option, found, demanded) in [
         ("SHA-256", "--sha256", Some(&probed.sha256), &demanded.sha256),
@@ -355,6 +378,45 @@ mod tests {
     use tokio::{io::AsyncWriteExt, net::TcpListener};
 
     use super::*;
+
+    #[tokio::test]
+    async fn what_is_not_all_of_one_moment_is_not_added() {
+        let (mut session, directory) = (Session::in_memory().await, tempfile::tempdir().unwrap());
+        session.settings.placement.endpoint = "http://127.0.0.1:1".to_owned();
+        let store = directory.path().join("store");
+        let url = serde_json::json!({"url": format!("file://{}", store.display())});
+        session.settings.image_store = serde_json::from_value(url).unwrap();
+        let file = directory.path().join("disk");
+        let mut disk = vec![1; 1 << 16];
+        disk[510..512].copy_from_slice(b"\x55\xaa");
+        std::fs::write(&file, &disk).unwrap();
+        let from_file = async || Sender::file(&file).await.unwrap();
+        let sent = async |sender, name: &str| {
+            let new = NewImage { name: name.to_owned(), ..NewImage::default() };
+            send(&session, &new, From::Here(sender), &ImageRef::default()).await
+        };
+        sent(from_file().await, "whole").await.map_err(|failure| failure.message).unwrap();
+
+        let sender = from_file().await;
+        // A file system tells times by some milliseconds.
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        let written_at = std::fs::metadata(&file).unwrap().modified().unwrap();
+        disk[1000] = 2;
+        std::fs::write(&file, &disk).unwrap();
+        File::options().write(true).open(&file).unwrap().set_modified(written_at).unwrap();
+        let failure = sent(sender, "changed").await.unwrap_err();
+        let why = format!("{} changed while it was being sent; nothing was added", file.display());
+        assert_eq!(failure.message, why);
+
+        let bytes = std::io::Cursor::new(disk.clone());
+        let failure = sent(Sender::of(bytes, "it".to_owned(), Some(1 << 17)), "short").await.unwrap_err();
+        assert!(
+            failure.message.starts_with("it broke off: 65536 of 131072 bytes came"),
+            "{}",
+            failure.message
+        );
+        assert_eq!(std::fs::read_dir(&store).unwrap().count(), 1, "the first, which is whole");
+    }
 
     #[tokio::test]
     async fn an_upload_of_which_the_record_could_not_be_told_is_taken_back() {
