@@ -6,6 +6,7 @@
 //! Only what lies below the URL that the configuration names is read or written: our rights there are not those of whoever
 //! names an image.
 
+mod bucket;
 mod fetch;
 mod objects;
 mod section;

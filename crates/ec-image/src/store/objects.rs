@@ -13,9 +13,7 @@ use ec_model::{Image, ImageId, ImageStatus};
 use ec_runtime::exit::chain;
 use futures::{Stream, StreamExt, stream};
 use object_store::{
-    ClientOptions, GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, RetryConfig,
-    aws::{AmazonS3, AmazonS3Builder},
-    multipart::MultipartStore,
+    GetOptions, GetRange, GetResult, ObjectStore, ObjectStoreExt, aws::AmazonS3, multipart::MultipartStore,
     path::Path as Key,
 };
 use tokio::time::timeout;
@@ -23,19 +21,12 @@ use tokio::time::timeout;
 use crate::access::has_any;
 
 use super::{
-    Sending, StoreSection,
-    section::{S3Settings, Settings, object},
+    Sending, StoreSection, bucket,
+    section::{Settings, object},
 };
-
-/// How long a store is asked again that does not answer.
-const PATIENCE: Duration = Duration::from_secs(20);
-const TRIES: usize = 6;
 
 /// How long one answer is waited for of a store that takes the connection, and says nothing.
 pub(super) const SILENCE: Duration = Duration::from_secs(60);
-
-/// Amazon's first one: other makers of S3 take any.
-const REGION: &str = "us-east-1";
 
 /// By this file a directory is known from which the last image was taken away: whoever was killed right after that finds none there.
 const MARK: &str = "etcd-compute.images";
@@ -170,9 +161,11 @@ impl ImageStore {
     pub fn open(section: &StoreSection) -> Result<Self, StoreFailure> {
         let place = match section.settings().map_err(StoreFailure::Wrong)? {
             Settings::Directory(directory) => Place::Directory(directory),
-            Settings::S3(settings) => {
-                Place::S3 { s3: Arc::new(s3(&settings)?), prefix: settings.prefix, url: settings.url }
-            }
+            Settings::S3(settings) => Place::S3 {
+                s3: Arc::new(bucket::open(&settings)?),
+                prefix: settings.prefix,
+                url: settings.url,
+            },
         };
         Ok(Self { url: section.url().to_owned(), place })
     }
@@ -433,38 +426,9 @@ pub(super) async fn answered<T>(
     }
 }
 
-fn failed(url: &str, doing: &'static str) -> impl FnOnce(object_store::Error) -> StoreFailure {
+pub(super) fn failed(url: &str, doing: &'static str) -> impl FnOnce(object_store::Error) -> StoreFailure {
     let url = url.to_owned();
     move |error| StoreFailure::Object { url, doing, answer: Box::new(error) }
-}
-
-fn s3(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
-    // reqwest panics where no provider is installed; a program that has chosen one keeps its choice.
-    rustls::crypto::ring::default_provider().install_default().ok();
-    let plain = settings.endpoint.as_ref().is_some_and(|endpoint| endpoint.starts_with("http://"));
-    // What the configuration does not say the environment may, as for other tools (`AWS_ACCESS_KEY_ID` and so on).
-    let mut builder = AmazonS3Builder::from_env()
-        .with_bucket_name(&settings.bucket)
-        // How long an image takes nobody knows: each answer is waited for by who asks.
-        .with_client_options(ClientOptions::new().with_allow_http(plain).with_timeout_disabled())
-        .with_retry(RetryConfig { max_retries: TRIES, retry_timeout: PATIENCE, ..RetryConfig::default() });
-    if let Some(region) = &settings.region {
-        builder = builder.with_region(region);
-    } else if builder.get_config_value(&object_store::aws::AmazonS3ConfigKey::Region).is_none() {
-        builder = builder.with_region(REGION);
-    }
-    if let Some(endpoint) = &settings.endpoint {
-        builder = builder.with_endpoint(endpoint);
-    }
-    if let Some((key, file)) = &settings.keys {
-        let secret = fs::read_to_string(file).map_err(|source| StoreFailure::File {
-            doing: "read",
-            path: file.clone(),
-            source,
-        })?;
-        builder = builder.with_access_key_id(key).with_secret_access_key(secret.trim());
-    }
-    builder.build().map_err(failed(&settings.url, "be set up"))
 }
 
 #[cfg(test)]
