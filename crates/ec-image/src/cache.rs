@@ -175,7 +175,7 @@ impl ImageCache {
             store,
             host,
         } = config;
-        let store = store.as_ref().map(ImageStore::open).transpose();
+        let store = store.as_ref().map(ImageStore::open_directly).transpose();
         let store = store.map_err(|error| ImageError::BadStore { source: Arc::new(error) })?;
         let in_use = Arc::new(in_use);
         let open = move || {

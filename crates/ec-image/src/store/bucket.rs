@@ -16,28 +16,45 @@ const TRIES: usize = 6;
 /// Amazon's first one: other makers of S3 take any.
 const REGION: &str = "us-east-1";
 
+/// Which way a store is reached.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Route {
+    /// As the environment says, by a proxy, too.
+    Environment,
+    /// Without any proxy.
+    Direct,
+}
+
 /// Opens it; it is not asked for anything yet.
-pub(super) fn open(settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
+pub(super) fn open(settings: &S3Settings, route: Route) -> Result<AmazonS3, StoreFailure> {
     // reqwest panics where no provider is installed; a program that has chosen one keeps its choice.
     rustls::crypto::ring::default_provider().install_default().ok();
     // What the configuration does not say the environment may, as for other tools (`AWS_ACCESS_KEY_ID` and so on).
-    configured(AmazonS3Builder::from_env(), settings)
+    configured(AmazonS3Builder::from_env(), settings, route)
 }
 
-fn configured(environment: AmazonS3Builder, settings: &S3Settings) -> Result<AmazonS3, StoreFailure> {
+fn configured(
+    environment: AmazonS3Builder,
+    settings: &S3Settings,
+    route: Route,
+) -> Result<AmazonS3, StoreFailure> {
     let said = |key| environment.get_config_value(&key);
     let plain = match &settings.endpoint {
         Some(endpoint) => endpoint.starts_with("http://").to_string(),
         None => said(AmazonS3ConfigKey::Client(ClientConfigKey::AllowHttp)).unwrap_or_default(),
     };
     let has_region = said(AmazonS3ConfigKey::Region).is_some();
+    // How long an image takes nobody knows: each answer is waited for by who asks. How the client speaks otherwise is not the
+    // environment's to say.
+    let mut client =
+        ClientOptions::new().with_config(ClientConfigKey::AllowHttp, plain).with_timeout_disabled();
+    if route == Route::Direct {
+        // One that is named keeps the client from those of the environment, and this one is for no name and no address.
+        client = client.with_proxy_url("http://proxy.invalid").with_proxy_excludes("*,0.0.0.0/0,::/0");
+    }
     let mut builder = environment
         .with_bucket_name(&settings.bucket)
-        // How long an image takes nobody knows: each answer is waited for by who asks. How the client speaks otherwise is not
-        // the environment's to say.
-        .with_client_options(
-            ClientOptions::new().with_config(ClientConfigKey::AllowHttp, plain).with_timeout_disabled(),
-        )
+        .with_client_options(client)
         .with_retry(RetryConfig { max_retries: TRIES, retry_timeout: PATIENCE, ..RetryConfig::default() });
     if let Some(region) = &settings.region {
         builder = builder.with_region(region);
@@ -77,20 +94,19 @@ mod tests {
         settings
     }
 
+    /// It has whatever it is asked for.
+    async fn server() -> Server {
+        let found = "last-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\netag: x\r\n";
+        Server::start(move |_, _| vec![Step::Send(answer("200 OK", found, b"x"))]).await
+    }
+
     #[tokio::test]
     async fn what_the_configuration_says_comes_before_the_environment_and_keys_go_without_its_token() {
         rustls::crypto::ring::default_provider().install_default().ok();
         let directory = tempfile::tempdir().unwrap();
         let secret = directory.path().join("secret");
         fs::write(&secret, "SK\n").unwrap();
-        let server = Server::start(|_, _| {
-            vec![Step::Send(answer(
-                "200 OK",
-                "last-modified: Thu, 01 Jan 2026 00:00:00 GMT\r\netag: x\r\n",
-                b"x",
-            ))]
-        })
-        .await;
+        let server = server().await;
         let environment = || {
             AmazonS3Builder::new()
                 .with_access_key_id("theirs")
@@ -104,13 +120,48 @@ mod tests {
         let elsewhere = environment().with_config(AmazonS3ConfigKey::S3Endpoint, "http://127.0.0.1:1");
         let theirs = environment().with_config(AmazonS3ConfigKey::S3Endpoint, &server.url);
         for (s3, key) in [
-            (configured(elsewhere, &own), "ours"),
-            (configured(theirs, &settings(&serde_json::json!({}))), "theirs"),
+            (configured(elsewhere, &own, Route::Direct), "ours"),
+            (configured(theirs, &settings(&serde_json::json!({})), Route::Direct), "theirs"),
         ] {
             object_store::ObjectStoreExt::get(&s3.unwrap(), &"ours/x".into()).await.unwrap();
             let head = server.heads.lock().unwrap().pop().unwrap();
             assert!(head.contains(&format!("Credential={key}/")), "{head}");
             assert_eq!(head.contains("x-amz-security-token"), key == "theirs", "{head}");
+        }
+    }
+
+    /// Run once more as a program of its own, whose environment has a proxy: that is read once.
+    #[tokio::test(flavor = "multi_thread")]
+    async fn a_store_is_reached_by_the_proxy_of_the_environment_or_by_none() {
+        let name = "store::bucket::tests::a_store_is_reached_by_the_proxy_of_the_environment_or_by_none";
+        const IS_CHILD: &str = "EC_TEST_HAS_PROXY";
+        let server = server().await;
+        if std::env::var_os(IS_CHILD).is_none() {
+            let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+            child
+                .args([name, "--exact"])
+                .env(IS_CHILD, "")
+                .env("http_proxy", &server.url)
+                .env_remove("no_proxy");
+            let output = tokio::task::spawn_blocking(move || child.output()).await.unwrap().unwrap();
+            let (told, failed) =
+                (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+            assert!(output.status.success() && told.contains("1 passed"), "{told}{failed}");
+            assert_eq!(server.hits(), 1, "of one of both");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "SK").unwrap();
+        let by_name = server.url.replace("127.0.0.1", "localhost");
+        let ways = [(&server.url, Route::Direct), (&by_name, Route::Direct), (&by_name, Route::Environment)];
+        for ((endpoint, route), hits) in ways.into_iter().zip([1, 2, 2]) {
+            let own = settings(&serde_json::json!({
+                "endpoint": endpoint, "access_key": "ours", "secret_key_file": secret,
+            }));
+            let s3 = open(&own, route).unwrap();
+            object_store::ObjectStoreExt::get(&s3, &"ours/x".into()).await.unwrap();
+            assert_eq!(server.hits(), hits, "{endpoint} {route:?}");
         }
     }
 }

@@ -21,7 +21,8 @@ use tokio::time::timeout;
 use crate::access::has_any;
 
 use super::{
-    Sending, StoreSection, bucket,
+    Sending, StoreSection,
+    bucket::{self, Route},
     section::{Settings, object},
 };
 
@@ -159,10 +160,19 @@ impl ImageStore {
     /// # Errors
     /// What is wrong with it.
     pub fn open(section: &StoreSection) -> Result<Self, StoreFailure> {
+        Self::by(section, Route::Environment)
+    }
+
+    /// The same, as an agent reads it, which uses no proxy for any image.
+    pub(crate) fn open_directly(section: &StoreSection) -> Result<Self, StoreFailure> {
+        Self::by(section, Route::Direct)
+    }
+
+    fn by(section: &StoreSection, route: Route) -> Result<Self, StoreFailure> {
         let place = match section.settings().map_err(StoreFailure::Wrong)? {
             Settings::Directory(directory) => Place::Directory(directory),
             Settings::S3(settings) => Place::S3 {
-                s3: Arc::new(bucket::open(&settings)?),
+                s3: Arc::new(bucket::open(&settings, route)?),
                 prefix: settings.prefix,
                 url: settings.url,
             },
