@@ -94,6 +94,9 @@ impl StoreSection {
         let wanted = "wanted file:///directory or s3://bucket/prefix";
         let wrong = |why: &str| format!("url: `{text}` {why}: {wanted}");
         let url = Url::parse(text).map_err(|error| wrong(&format!("is no URL ({error})")))?;
+        if url.query().is_some() || url.fragment().is_some() {
+            return Err(wrong("has `?` or `#` in it, behind which nothing is of its place"));
+        }
         match url.scheme() {
             "file" => {
                 let only_s3 = [
@@ -117,6 +120,13 @@ impl StoreSection {
                 let bucket = bucket.ok_or_else(|| wrong("names no bucket"))?.to_owned();
                 if !url.username().is_empty() || url.password().is_some() || url.port().is_some() {
                     return Err(wrong("has more than a bucket and a prefix"));
+                }
+                // By the text of its URL an agent knows an object for one of the store, and it reads URLs in no other form.
+                let normal = url.as_str().trim_end_matches('/');
+                if normal != text {
+                    return Err(format!(
+                        "url: `{text}` is `{normal}` as a URL: write it so, or take another prefix"
+                    ));
                 }
                 let keys = match (&self.access_key, &self.secret_key_file) {
                     (Some(key), Some(file)) => Some((key.clone(), file.clone())),
@@ -160,6 +170,9 @@ mod tests {
             (s3.bucket.as_str(), s3.prefix.as_str(), s3.url.as_str()),
             ("bucket", "a/b", "s3://bucket/a/b")
         );
+        for url in ["s3://bucket/a%20b", "s3://Bucket_1/a~b/c", "file:///a b"] {
+            assert_eq!(section(url).check(), Ok(()), "{url}");
+        }
         assert!(section("s3://bucket").check().is_ok() && section("s3://bucket").directory().is_none());
         for (url, why) in [
             ("", "is no URL"),
@@ -169,6 +182,13 @@ mod tests {
             ("http://host/x", "is no store"),
             ("s3:///x", "names no bucket"),
             ("s3://key:secret@bucket/x", "more than a bucket"),
+            ("s3://bucket/a b", "is `s3://bucket/a%20b` as a URL"),
+            ("s3://bucket/ä", "is `s3://bucket/%C3%A4` as a URL"),
+            ("s3://bucket/{a}", "is `s3://bucket/%7Ba%7D` as a URL"),
+            ("s3://bucket/a/../b", "is `s3://bucket/b` as a URL"),
+            ("s3://bucket/a?b", "has `?`"),
+            ("s3://bucket/a#b", "has `?` or `#`"),
+            ("file:///a?b", "has `?`"),
         ] {
             let error = section(url).check().unwrap_err();
             assert!(error.starts_with("url: ") && error.contains(why), "{url}: {error}");
