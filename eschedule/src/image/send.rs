@@ -254,6 +254,9 @@ async fn bytes(
     let mut chunk = vec![0; CHUNK];
     let mut alive = signs_of_life();
     let mut sent = 0_u64;
+    if let Some(size) = sender.size {
+        sending.expect(size);
+    }
     loop {
         let length = tokio::select! {
             biased;

@@ -29,6 +29,11 @@ const PARTS_MAX: usize = 10_000;
 /// A part may go by a slow line, and a store may have to put thousands of them together: 16 MiB in so long are 55 KiB a second.
 const SLOWEST: Duration = Duration::from_secs(300);
 
+/// How many bytes a part of so many is to have.
+fn part_of(size: u64) -> usize {
+    usize::try_from(size.div_ceil(PARTS_MAX as u64)).unwrap_or(usize::MAX).max(PART)
+}
+
 /// QEMU's host's agent reads what lies there; nobody but the store's owner writes.
 const READABLE: u32 = 0o644;
 /// Agents open objects by the names that their records have; no other user of the host learns those here.
@@ -41,8 +46,21 @@ pub struct Sending {
 }
 
 enum Way {
-    File { file: File, part: PathBuf, path: PathBuf },
-    S3 { s3: Arc<AmazonS3>, url: String, key: Key, upload: String, parts: Vec<PartId>, rest: Vec<u8> },
+    File {
+        file: File,
+        part: PathBuf,
+        path: PathBuf,
+    },
+    S3 {
+        s3: Arc<AmazonS3>,
+        url: String,
+        key: Key,
+        upload: String,
+        parts: Vec<PartId>,
+        /// So many bytes are in each but the last.
+        part: usize,
+        rest: Vec<u8>,
+    },
 }
 
 impl Sending {
@@ -57,7 +75,7 @@ impl Sending {
             Place::S3 { s3, prefix, url } => {
                 let key = key(&prefix, &name);
                 let upload = answered(&url, "begin an object", SILENCE, s3.create_multipart(&key)).await?;
-                Way::S3 { s3, url, key, upload, parts: Vec::new(), rest: Vec::new() }
+                Way::S3 { s3, url, key, upload, parts: Vec::new(), part: PART, rest: Vec::new() }
             }
         };
         Ok(Self { way })
@@ -68,6 +86,13 @@ impl Sending {
         match &self.way {
             Way::File { .. } => None,
             Way::S3 { upload, .. } => Some(upload.clone()),
+        }
+    }
+
+    /// So many bytes will come: to be said before the first of them, since a store may take a large object in larger parts only.
+    pub fn expect(&mut self, size: u64) {
+        if let Way::S3 { part, .. } = &mut self.way {
+            *part = part_of(size);
         }
     }
 
@@ -89,11 +114,11 @@ impl Sending {
     pub async fn push(&mut self, bytes: &[u8]) -> Result<(), StoreFailure> {
         match &mut self.way {
             Way::File { file: to, part, .. } => to.write_all(bytes).map_err(file("write", part)),
-            Way::S3 { rest, .. } => {
-                let room = PART - rest.len();
+            Way::S3 { part, rest, .. } => {
+                let room = *part - rest.len();
                 let (now, later) = bytes.split_at(room.min(bytes.len()));
                 rest.extend_from_slice(now);
-                if rest.len() < PART {
+                if rest.len() < *part {
                     return Ok(());
                 }
                 self.send().await?;
@@ -103,16 +128,18 @@ impl Sending {
     }
 
     async fn send(&mut self) -> Result<(), StoreFailure> {
-        let Way::S3 { s3, url, key, upload, parts, rest } = &mut self.way else { return Ok(()) };
+        let Way::S3 { s3, url, key, upload, parts, part, rest } = &mut self.way else { return Ok(()) };
         if parts.len() == PARTS_MAX {
-            let most = crate::Size((PART * PARTS_MAX) as u64);
+            let most = crate::Size(*part as u64 * PARTS_MAX as u64);
             return Err(StoreFailure::Wrong(format!(
-                "the image is larger than {most}, the most that S3 takes in our parts"
+                "the image is larger than {most}, the most that S3 takes where nobody knows before how large it is: send it as a file"
             )));
         }
+        // As slow as before, with more in each.
+        let slowest = SLOWEST.mul_f64(*part as f64 / PART as f64);
         let bytes = PutPayload::from(Bytes::from(std::mem::take(rest)));
         let sent = s3.put_part(key, upload, parts.len(), bytes);
-        parts.push(answered(url, "take a part of an object", SLOWEST, sent).await?);
+        parts.push(answered(url, "take a part of an object", slowest, sent).await?);
         Ok(())
     }
 
@@ -180,6 +207,46 @@ fn file(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> Stor
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{
+        store::{
+            bucket::{self, Route},
+            section::{Settings, StoreSection},
+        },
+        testing::{Server, Step, answer},
+    };
+
+    #[tokio::test]
+    async fn a_large_object_goes_in_larger_parts_as_it_takes_no_more_of_them() {
+        const GIB: u64 = 1 << 30;
+        for (size, part) in [(0, PART), (156 * GIB, PART), (157 * GIB, 16_857_747), (1 << 42, 439_804_652)] {
+            assert_eq!(part_of(size), part, "{size}");
+            assert!(part as u64 * PARTS_MAX as u64 >= size);
+        }
+        let begun = "<InitiateMultipartUploadResult><Bucket>b</Bucket><Key>x</Key><UploadId>u</UploadId></InitiateMultipartUploadResult>";
+        let server = Server::start(move |_, head| {
+            let text = if head.starts_with("POST") { begun } else { "" };
+            vec![Step::Send(answer("200 OK", "etag: x\r\n", text.as_bytes()))]
+        })
+        .await;
+        let directory = tempfile::tempdir().unwrap();
+        let secret = directory.path().join("secret");
+        fs::write(&secret, "SK").unwrap();
+        let section = serde_json::json!({
+            "url": "s3://b", "endpoint": server.url, "access_key": "AK", "secret_key_file": secret,
+        });
+        let section: StoreSection = serde_json::from_value(section).unwrap();
+        let Ok(Settings::S3(settings)) = section.settings() else { panic!("{section:?}") };
+        let s3 = Arc::new(bucket::open(&settings, Route::Direct).unwrap());
+        for (size, hits) in [(1, 2), (200 * GIB, 1)] {
+            let place =
+                Place::S3 { s3: Arc::clone(&s3), prefix: String::new(), url: section.url().to_owned() };
+            let before = server.hits();
+            let mut sending = Sending::begin(place, "x".to_owned()).await.unwrap();
+            sending.expect(size);
+            sending.push(&vec![0; PART]).await.unwrap();
+            assert_eq!(server.hits() - before, hits, "{size}");
+        }
+    }
 
     #[tokio::test]
     async fn a_directory_that_is_made_shows_nobody_what_is_in_it_and_one_that_is_there_stays_as_it_is() {
