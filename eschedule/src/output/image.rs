@@ -1,7 +1,7 @@
 //! What images look like.
 
 use ec_image::Size;
-use ec_model::{Image, Visibility};
+use ec_model::{Image, ImageRef, Visibility};
 use ec_runtime::exit::Failure;
 
 use super::{List, row, table, trimmed, when};
@@ -60,7 +60,9 @@ fn lines(image: &Image) -> String {
     if image.protected {
         row("protected", "yes".to_owned());
     }
-    row("url", image.url.clone());
+    // One that somebody gave may have a password or a signature in it, and a screen is seen by others.
+    let url = if image.stored { image.url.clone() } else { ImageRef::at(&image.url).told() };
+    row("url", url);
     for (what, digest) in [("sha256", &image.sha256), ("sha512", &image.sha512)] {
         if let Some(digest) = digest {
             row(what, digest.clone());
@@ -84,4 +86,20 @@ fn lines(image: &Image) -> String {
     row("created", image.created_at.to_string());
     row("updated", image.updated_at.to_string());
     trimmed(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_secret_in_a_url_is_not_shown() {
+        let image = serde_json::json!({
+            "id": "00000000-0000-0000-0000-000000000001", "name": "x", "project": "p", "status": "active",
+            "url": "https://user:secret@host/x.qcow2?signature=secret",
+            "created_at": "2026-01-01T00:00:00Z", "updated_at": "2026-01-01T00:00:00Z",
+        });
+        let text = lines(&serde_json::from_value(image).unwrap());
+        assert!(text.contains("https://host/x.qcow2?…") && !text.contains("secret"), "{text}");
+    }
 }
