@@ -276,6 +276,8 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
         ..ImageRef::default()
     };
     let source = source(session, &adding, &demanded).await?;
+    let publisher = adding.source.as_deref().unwrap_or(&adding.name);
+    let demanding = |all| send::Demanded { all, given: &demanded, publisher };
     if adding.size.is_some() && !matches!(source, Source::Disk(_)) {
         return Err(Failure::usage(
             "--size is how large the copy of a disk is to be: of instance:NAME or volume:NAME",
@@ -285,11 +287,11 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
     match source {
         Source::At(at) if adding.copy => {
             let sender = fetched::sender(&at.url).await?;
-            send::send(session, &new, send::From::Here(sender), &at).await
+            send::send(session, &new, send::From::Here(sender), demanding(&at)).await
         }
         Source::Stored(at) => {
             let sender = fetched::stored(&store(session)?, &at.url).await?;
-            send::send(session, &new, send::From::Here(sender), &at).await
+            send::send(session, &new, send::From::Here(sender), demanding(&at)).await
         }
         Source::At(at) => {
             let is_whole = async |image: &Image| is_whole(session, image).await;
@@ -305,17 +307,17 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
         }
         Source::File(path) => {
             let sender = send::Sender::file(&path).await?;
-            send::send(session, &new, send::From::Here(sender), &demanded).await
+            send::send(session, &new, send::From::Here(sender), demanding(&demanded)).await
         }
         Source::Disk(of) => {
             let from = send::From::Disk(of.clone(), adding.size);
-            let image = send::send(session, &new, from, &demanded).await?;
+            let image = send::send(session, &new, from, demanding(&demanded)).await?;
             send::tell_left_out(session, &of).await;
             Ok(image)
         }
         Source::Standard => {
             let sender = send::Sender::standard();
-            send::send(session, &new, send::From::Here(sender), &demanded).await
+            send::send(session, &new, send::From::Here(sender), demanding(&demanded)).await
         }
     }
 }

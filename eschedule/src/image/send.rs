@@ -116,6 +116,38 @@ impl Sender {
     }
 }
 
+/// The digests that what is sent must have.
+#[derive(Clone, Copy)]
+pub(super) struct Demanded<'a> {
+    pub(super) all: &'a ImageRef,
+    /// Those of them that the command was given.
+    pub(super) given: &'a ImageRef,
+    /// Where the others are published.
+    pub(super) publisher: &'a str,
+}
+
+impl Demanded<'_> {
+    /// What is wrong with bytes that have other digests.
+    fn refuse(&self, found: &Probed) -> Result<(), String> {
+        let Self { all, given, publisher } = self;
+        for (name, option, found, demanded, is_given) in [
+            ("SHA-256", "--sha256", Some(&found.sha256), &all.sha256, given.sha256.is_some()),
+            ("SHA-512", "--sha512", found.sha512.as_ref(), &all.sha512, given.sha512.is_some()),
+        ] {
+            if let (Some(found), Some(demanded)) = (found, demanded)
+                && found != demanded
+            {
+                let demands = match is_given {
+                    true => format!("{option} demands"),
+                    false => format!("{publisher} publishes"),
+                };
+                return Err(format!("its {name} is {found}, and {demands} {demanded}"));
+            }
+        }
+        Ok(())
+    }
+}
+
 /// Says which volumes of an instance are not in an image of its disk.
 pub(super) async fn tell_left_out(session: &Session, of: &ImageRef) {
     let Some(copied) = of.copied().filter(|of| of.kind == Workload::Machine && of.beside.is_empty()) else {
@@ -139,7 +171,7 @@ pub(super) async fn send(
     session: &Session,
     new: &NewImage,
     from: From,
-    demanded: &ImageRef,
+    demanded: Demanded<'_>,
 ) -> Result<Image, Failure> {
     let cloud = &session.cloud;
     let store = store(session)?;
@@ -243,14 +275,14 @@ async fn bytes(
     mut sending: Sending,
     upload: &mut Upload,
     sender: &mut Sender,
-    demanded: &ImageRef,
+    demanded: Demanded<'_>,
     stop: &CancellationToken,
     shown: &Shown,
 ) -> Result<Facts, Failure> {
     let cloud = &session.cloud;
     let wrong =
         |why: String| Failure::failed(format!("{} cannot be used: {why}; nothing was added", sender.name));
-    let mut probe = Probe::new(demanded.sha512.is_some());
+    let mut probe = Probe::new(demanded.all.sha512.is_some());
     let mut chunk = vec![0; CHUNK];
     let mut alive = signs_of_life();
     let mut sent = 0_u64;
@@ -286,16 +318,7 @@ async fn bytes(
     }
     sender.ended(sent)?;
     let probed = probe.finish().map_err(|error| wrong(chain(&error)))?;
-    for (name, option, found, demanded) in [
-        ("SHA-256", "--sha256", Some(&probed.sha256), &demanded.sha256),
-        ("SHA-512", "--sha512", probed.sha512.as_ref(), &demanded.sha512),
-    ] {
-        if let (Some(found), Some(demanded)) = (found, demanded)
-            && found != demanded
-        {
-            return Err(wrong(format!("its {name} is {found}, and {option} demands {demanded}")));
-        }
-    }
+    demanded.refuse(&probed).map_err(wrong)?;
     // Of a file that was sent all was looked at before; of what came by a pipe only its beginning.
     if let (None, Some(mut whole)) = (probed.packing, sending.look().map_err(stored)?) {
         match inspect_file(&mut whole) {
@@ -396,7 +419,9 @@ mod tests {
         let from_file = async || Sender::file(&file).await.unwrap();
         let sent = async |sender, name: &str| {
             let new = NewImage { name: name.to_owned(), ..NewImage::default() };
-            send(&session, &new, From::Here(sender), &ImageRef::default()).await
+            let none = ImageRef::default();
+            let demanded = Demanded { all: &none, given: &none, publisher: "" };
+            send(&session, &new, From::Here(sender), demanded).await
         };
         sent(from_file().await, "whole").await.map_err(|failure| failure.message).unwrap();
 
@@ -419,6 +444,27 @@ mod tests {
             failure.message
         );
         assert_eq!(std::fs::read_dir(&store).unwrap().count(), 1, "the first, which is whole");
+    }
+
+    #[test]
+    fn who_demanded_another_digest_is_told() {
+        let digest = |letter: &str| letter.repeat(64);
+        let of = |sha256, sha512| ImageRef { sha256, sha512, ..ImageRef::default() };
+        let mut probe = Probe::new(true);
+        probe.push(&[1; 512]).unwrap();
+        let found = probe.finish().unwrap();
+        let all = of(Some(found.sha256.clone()), Some(digest("b")));
+        let none = ImageRef::default();
+        for (all, given, why) in [
+            (&all, &none, "SHA-512 is "),
+            (&all, &none, &*format!("and debian:13 publishes {}", digest("b"))),
+            (&all, &all, &*format!("and --sha512 demands {}", digest("b"))),
+            (&of(Some(digest("a")), None), &none, "and debian:13 publishes "),
+        ] {
+            let told = Demanded { all, given, publisher: "debian:13" }.refuse(&found).unwrap_err();
+            assert!(told.contains(why), "{told}");
+        }
+        Demanded { all: &none, given: &none, publisher: "" }.refuse(&found).unwrap();
     }
 
     #[tokio::test]
