@@ -32,6 +32,7 @@ use crate::{
     source::Wanted,
     tries::Tries,
     turns::Turns,
+    vain::{Offer, Vain},
 };
 
 const REDIRECTS_MAX: usize = 10;
@@ -62,6 +63,7 @@ pub(crate) struct Origin {
     addresses: Addresses,
     turns: Turns,
     slow: Semaphore,
+    vain: Vain,
     /// Bytes that came.
     downloaded: AtomicU64,
 }
@@ -97,7 +99,8 @@ impl Origin {
     pub(crate) fn new(stall_timeout: Duration, patience: Duration, addresses: Addresses) -> Self {
         let (client, turns, downloaded) = (OnceCell::new(), Turns::new(AT_ONCE), AtomicU64::new(0));
         let slow = Semaphore::new(SLOW_AT_ONCE);
-        Self { client, stall_timeout, patience, addresses, turns, slow, downloaded }
+        let vain = Vain::default();
+        Self { client, stall_timeout, patience, addresses, turns, slow, vain, downloaded }
     }
 
     /// How many bytes of images have come so far, those of tries that failed among them.
@@ -209,7 +212,11 @@ impl Origin {
         };
         let status = || ImageError::Status { url: wanted.label.clone(), status: response.status().as_u16() };
         let is_begun = course.partial.is_some();
-        match response.status() {
+        let offer = offered(&response, course.partial.as_ref());
+        if let Some(error) = offer.as_ref().and_then(|offer| self.vain.known(wanted, offer)) {
+            return Err(error);
+        }
+        let outcome = match response.status() {
             StatusCode::OK | StatusCode::PARTIAL_CONTENT if !self.has_turn(course) => Ok(None),
             StatusCode::OK => {
                 // What the cache has is out of date, and what came before is not the beginning of this: neither
@@ -238,7 +245,11 @@ impl Origin {
                 None => Err(status()),
             },
             _ => Err(status()),
+        };
+        if let (Some(offer), Err(error)) = (offer, &outcome) {
+            self.vain.note(wanted, offer, error);
         }
+        outcome
     }
 
     /// Whether it is its turn, or one is free.
@@ -444,6 +455,20 @@ fn strong(response: &Response) -> Option<String> {
     let answered = text(response, header::DATE)?;
     let parse = |date: &str| jiff::fmt::rfc2822::parse(date).ok().map(|time| time.timestamp());
     (parse(&changed)? < parse(&answered)?).then_some(changed)
+}
+
+/// What is there as a whole, where an answer gives it, or the rest of what was begun.
+fn offered(response: &Response, begun: Option<&Partial>) -> Option<Offer> {
+    match (response.status(), begun) {
+        (StatusCode::OK, _) => {
+            let validator = strong(response)?;
+            Some(Offer { validator, size: response.content_length() })
+        }
+        (StatusCode::PARTIAL_CONTENT, Some(begun)) => {
+            Some(Offer { validator: begun.strong.clone(), size: begun.landing.expected() })
+        }
+        _ => None,
+    }
 }
 
 /// Whether a partial answer is the rest of what was begun.

@@ -45,6 +45,7 @@ pub mod testing;
 mod tries;
 mod turns;
 mod unpack;
+mod vain;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};
 pub use error::{ImageError, Size};

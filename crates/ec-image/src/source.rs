@@ -60,6 +60,12 @@ impl Wanted {
         let sha512 = digest(image.sha512.as_deref(), "SHA-512", 128, is_sha512)?;
         Ok(Self { source, label, sha256, sha512 })
     }
+
+    /// Whether it is the same from the same place.
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        let of = |it: &Self| (it.source.url().clone(), it.sha256.clone(), it.sha512.clone());
+        of(self) == of(other)
+    }
 }
 
 fn digest(

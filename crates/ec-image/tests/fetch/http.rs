@@ -8,6 +8,7 @@ use std::{
 use crate::support::*;
 use ec_image::{CacheConfig, CachedImage, ImageError, Refusal};
 use ec_model::{DiskFormat, ImageRef};
+use sha2::{Digest, Sha256};
 use tokio::sync::{Semaphore, watch};
 
 const SHORT: Duration = Duration::from_millis(300);
@@ -128,6 +129,31 @@ async fn the_origin_is_asked_whether_the_image_has_changed() {
     assert_ne!(changed.base.digest, first.digest);
     assert_eq!(server.hits(), 3);
     assert!(first.path.exists(), "overlays may lie on the old one");
+}
+
+#[tokio::test]
+async fn what_was_fetched_in_vain_is_not_fetched_again_until_it_is_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let server = Server::start(|number, _| {
+        let (tag, seed) = match number {
+            0 | 1 => ("etag: \"one\"\r\n", 1),
+            // One by which nothing tells whether it is the same.
+            2 | 3 => ("etag: W/\"two\"\r\n", 1),
+            _ => ("etag: \"three\"\r\n", 2),
+        };
+        vec![Step::Send(answer("200 OK", tag, &disk(seed, 400)))]
+    })
+    .await;
+    let cache = open(dir.path()).await;
+    let demanded = Sha256::digest(disk(2, 400)).iter().map(|byte| format!("{byte:02x}")).collect();
+    let wanted = ImageRef { sha256: Some(demanded), ..server.image() };
+    let size = disk(1, 400).len() as u64;
+    for (number, came) in [1, 1, 2, 3].into_iter().enumerate() {
+        let error = fetch(&cache, &wanted).await.unwrap_err();
+        assert!(matches!(error, ImageError::Checksum { .. }), "{error}");
+        assert_eq!((server.hits(), cache.downloaded()), (number + 1, came * size));
+    }
+    fetch(&cache, &wanted).await.unwrap();
 }
 
 #[tokio::test]
