@@ -227,10 +227,12 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
                 settings.listen
             ))
         })?;
-        tokio::spawn(advise(Arc::clone(&store)));
+        let bound = listener.local_addr().unwrap_or(settings.listen);
         // Ended after what is being answered: that may still want to read and write.
         let end = CancellationToken::new();
         let of_tokens = placement_tokens(settings.keys.prefix().as_str());
+        let unlisted = matches!(&settings.api.auth, Auth::Tokens(tokens) if tokens.lists_nobody());
+        tokio::spawn(advise(Arc::clone(&store), unlisted.then(|| of_tokens.clone())));
         let (keys, limits, host) = (settings.keys, settings.limits, Host::default());
         let replica = Replica::start(Arc::clone(&store), keys, limits, host, end.clone());
         if let Auth::Tokens(tokens) = &settings.api.auth {
@@ -238,7 +240,7 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         }
         let (watched, asked) = (replica.clone(), replica.clone());
         let with_tls = tls.is_some();
-        tracing::info!(listen = %settings.listen, tls = with_tls, "serving the Placement API");
+        tracing::info!(listen = %bound, tls = with_tls, "serving the Placement API");
         let api = Arc::new(Api::new(replica, settings.api, with_tls));
         tokio::select! {
             () = serve(ServerConfig { listener, tls, files }, api, stop) => {
@@ -268,13 +270,20 @@ async fn warnings(loaded: &config::Loaded<Config>, settings: &Settings) -> Vec<S
     warnings
 }
 
-/// Says what is to be said of the etcd that is used, as soon as it answers.
-async fn advise(store: Arc<dyn Store>) {
+/// Says what is to be said of the etcd that is used, as soon as it answers; and where no token is listed, whether it has any.
+async fn advise(store: Arc<dyn Store>, unlisted: Option<String>) {
     loop {
         match store.server().await {
             Ok(server) => {
                 if let Some(advice) = server.advice() {
                     tracing::warn!("{advice}");
+                }
+                if let Some(tokens) = &unlisted
+                    && store.keys(tokens).await.is_ok_and(|all| all.is_empty())
+                {
+                    tracing::warn!(
+                        "nobody is let in: the configuration lists no token, and etcd has none below {tokens}; `eplacement hash-token` makes an entry"
+                    );
                 }
                 return;
             }

@@ -93,6 +93,43 @@ async fn an_older_placement_serves_down_to_what_a_claim_needs() -> Result<()> {
     Ok(())
 }
 
+/// One that nobody can use says so, by where it listens; and who speaks to it otherwise than it does is told that, and not their password.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_placement_that_lets_nobody_in_says_so() -> Result<()> {
+    let control = Control::start().await?;
+    let log = control.directory().join("tokens.log");
+    let _server = Ended(
+        Command::new(program("eplacement"))
+            .args(["--listen", "127.0.0.1:0", "--auth", "tokens", "--etcd", &control.etcd.endpoint()])
+            .args(["--prefix", "/apart"])
+            .env("LOG_FORMAT", "json")
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(&log)?)
+            .spawn()?,
+    );
+    let mut told = String::new();
+    for _ in 0..100 {
+        told = fs::read_to_string(&log)?;
+        if told.contains("nobody is let in") {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    ensure!(told.contains("nobody is let in") && told.contains("hash-token"), "{told}");
+    let port = told.split_once("\"listen\":\"127.0.0.1:").and_then(|(_, rest)| rest.split_once('"'));
+    let port: u16 = port.context("it says where it listens")?.0.parse()?;
+    ensure!(port > 0, "{told}");
+    control.configure_for(&format!("{{endpoint: \"https://127.0.0.1:{port}\"}}"), "")?;
+    let output = control.eschedule(&["nodes"])?;
+    let error = String::from_utf8(output.stderr)?;
+    ensure!(output.status.code() == Some(3) && error.contains("it speaks plain HTTP"), "{error}");
+    control.configure_for(&format!("{{endpoint: \"http://u:hunter2@127.0.0.1:{port}\"}}"), "")?;
+    let output = control.eschedule(&["nodes"])?;
+    let error = String::from_utf8(output.stderr)?;
+    ensure!(output.status.code() == Some(1) && !error.contains("hunter2"), "{error}");
+    Ok(())
+}
+
 struct Ended(Child);
 
 impl Drop for Ended {

@@ -68,9 +68,9 @@ impl PlacementClient {
         Self { wire: self.wire.clone().on_behalf(request_id) }
     }
 
-    /// The base URL, for messages.
+    /// The base URL, for messages: without a password in it.
     pub fn endpoint(&self) -> &str {
-        self.wire.base.as_str()
+        &self.wire.told
     }
 
     /// So many seconds the clock of the server's host is ahead of this one's, as its last answers told; none where they did not.

@@ -45,6 +45,9 @@ pub trait Transport: Send + Sync {
     async fn exchange(&self, request: Request) -> Result<Answer, String>;
 }
 
+/// What rustls says where TLS is spoken to who does not speak it.
+const NO_TLS: &str = "corrupt message of type InvalidContentType";
+
 /// An answer that came so soon tells what time it is at the server: its `Date` has whole seconds.
 const SOON: Duration = Duration::from_secs(2);
 
@@ -66,7 +69,13 @@ impl Transport for Http {
         if let Some(body) = &body {
             builder = builder.json(body);
         }
-        let broken = |error: reqwest::Error| chain(&error.without_url());
+        let broken = |error: reqwest::Error| {
+            let said = chain(&error.without_url());
+            match said.contains(NO_TLS) {
+                true => format!("it speaks plain HTTP, or something else than TLS ({said})"),
+                false => said,
+            }
+        };
         let asked = Instant::now();
         let answer = builder.send().await.map_err(broken)?;
         let ahead = (asked.elapsed() < SOON).then(|| ahead(answer.headers(), SystemTime::now())).flatten();

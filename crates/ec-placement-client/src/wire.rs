@@ -11,7 +11,7 @@ use std::{
 };
 
 use ec_model::RequestId;
-use ec_runtime::{Renewed, is_loopback};
+use ec_runtime::{Renewed, is_loopback, without_user};
 use reqwest::{Certificate, Identity, Method, StatusCode, Url, header};
 use serde::de::DeserializeOwned;
 use tokio::time::Instant;
@@ -68,7 +68,8 @@ impl PlacementConfig {
     /// Whether whoever wrote these settings down wrote down a secret. The default token is none: it only says
     /// that nobody is asked for one.
     pub fn holds_secret(&self) -> bool {
-        self.token_file.is_none() && self.token != Self::default().token
+        let in_endpoint = without_user(&self.endpoint) != self.endpoint;
+        in_endpoint || self.token_file.is_none() && self.token != Self::default().token
     }
 
     /// The files with secrets in them that these settings name.
@@ -84,7 +85,8 @@ impl PlacementConfig {
     }
 
     fn invalid(&self, why: &str) -> PlacementError {
-        PlacementError::Invalid(format!("placement.endpoint `{}` is not usable: {why}", self.endpoint))
+        let endpoint = without_user(&self.endpoint);
+        PlacementError::Invalid(format!("placement.endpoint `{endpoint}` is not usable: {why}"))
     }
 
     /// What a placement means that believes everybody who reaches it; nothing where it does not, or only this
@@ -94,7 +96,7 @@ impl PlacementConfig {
         (!asks && !is_loopback(&self.endpoint)).then(|| {
             format!(
                 "placement at {} lets in whoever says `admin`: give it tokens, see docs/security.md",
-                self.endpoint
+                without_user(&self.endpoint)
             )
         })
     }
@@ -104,7 +106,7 @@ impl PlacementConfig {
 impl std::fmt::Debug for PlacementConfig {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("PlacementConfig")
-            .field("endpoint", &self.endpoint)
+            .field("endpoint", &without_user(&self.endpoint))
             .field("token_file", &self.token_file)
             .field("ca_cert", &self.ca_cert)
             .field("client_cert", &self.client_cert)
@@ -138,7 +140,9 @@ fn client(config: &PlacementConfig, plain: bool) -> PlacementResult<reqwest::Cli
 #[derive(Clone)]
 pub(crate) struct Wire {
     transport: Arc<dyn Transport>,
-    pub(crate) base: Url,
+    base: Url,
+    /// The same for messages.
+    pub(crate) told: String,
     token: Arc<Token>,
     /// The version that the server speaks, as far as we know.
     version: Arc<AtomicU32>,
@@ -171,6 +175,7 @@ impl Wire {
         let token = Arc::new(Token::new(config)?);
         Ok(Self {
             transport: Arc::new(Http(http)),
+            told: without_user(base.as_str()),
             base,
             token,
             version: Arc::new(AtomicU32::new(NEWEST)),
@@ -234,7 +239,7 @@ impl Wire {
         serde_json::from_slice(body).map_err(|error| {
             PlacementError::Refused(format!(
                 "{} answers something that is not the Placement API: {error}",
-                self.base
+                self.told
             ))
         })
     }
@@ -303,12 +308,12 @@ impl Wire {
         let speaks = speaks(body).ok_or_else(|| {
             PlacementError::Refused(format!(
                 "{} does not speak version 1.{} of the Placement API, and does not say which it does",
-                self.base,
+                self.told,
                 self.version()
             ))
         })?;
         if speaks < OLDEST {
-            return Err(PlacementError::TooOld { endpoint: self.base.to_string(), speaks, oldest: OLDEST });
+            return Err(PlacementError::TooOld { endpoint: self.told.clone(), speaks, oldest: OLDEST });
         }
         let version = speaks.min(NEWEST);
         tracing::debug!(version = format!("1.{version}"), "placement is older than we are");
@@ -330,7 +335,7 @@ impl Wire {
             if is_claim && *method != Method::GET && status != StatusCode::NO_CONTENT {
                 return Err(PlacementError::Refused(format!(
                     "{} answers a claim with HTTP {status}, which is not the Placement API",
-                    self.base
+                    self.told
                 )));
             }
             return Ok(body);
@@ -350,7 +355,7 @@ impl Wire {
         });
         Err(match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => PlacementError::Denied {
-                endpoint: self.base.to_string(),
+                endpoint: self.told.clone(),
                 status: status.as_u16(),
                 setting: self.token.setting(),
             },
@@ -372,7 +377,7 @@ impl Wire {
     }
 
     fn unreachable(&self, detail: String) -> PlacementError {
-        PlacementError::Unreachable { endpoint: self.base.to_string(), detail }
+        PlacementError::Unreachable { endpoint: self.told.clone(), detail }
     }
 }
 
@@ -661,6 +666,9 @@ mod tests {
         for endpoint in ["", "localhost:8080", "ftp://x", "http://"] {
             wrong(PlacementConfig { endpoint: endpoint.into(), ..PlacementConfig::default() });
         }
+        let why =
+            wrong(PlacementConfig { endpoint: "ftp://u:hunter2@x".into(), ..PlacementConfig::default() });
+        assert!(why.contains("`ftp://x`"), "{why}");
         let https = || PlacementConfig { endpoint: "https://p".into(), ..PlacementConfig::default() };
         let nowhere = PathBuf::from("/nowhere/x.pem");
         let why = wrong(PlacementConfig { ca_cert: Some(nowhere.clone()), ..https() });

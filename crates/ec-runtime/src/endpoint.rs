@@ -43,9 +43,19 @@ async fn answering(addresses: Vec<SocketAddr>) -> Vec<SocketAddr> {
     found
 }
 
+/// `host:port`, or a URL, fit for logs: without a user and a password in front of the host.
+pub fn without_user(endpoint: &str) -> String {
+    let authority = authority(endpoint);
+    match authority.rsplit_once('@') {
+        Some((_, host)) => endpoint.replacen(authority, host, 1),
+        None => endpoint.to_owned(),
+    }
+}
+
 /// Whether `host:port`, or a URL, is this machine's own.
 pub fn is_loopback(endpoint: &str) -> bool {
     let authority = authority(endpoint);
+    let authority = authority.rsplit_once('@').map_or(authority, |(_, host)| host);
     let host = match authority.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
         Some((host, _)) => host,
         None => authority.rsplit_once(':').map_or(authority, |(host, _)| host),
@@ -77,11 +87,24 @@ mod tests {
             "[::1]:2379",
             "LOCALHOST:1",
             "[::ffff:127.0.0.1]:1",
+            "http://u:p@localhost:1/",
         ] {
             assert!(is_loopback(own), "{own}");
         }
         for far in ["etcd1:2379", "10.0.0.1:2379", "http://[fd00::1]:2379", "localhost.evil:1"] {
             assert!(!is_loopback(far), "{far}");
+        }
+    }
+
+    #[test]
+    fn no_password_is_told() {
+        for (endpoint, told) in [
+            ("http://u:p@host:1/x@y", "http://host:1/x@y"),
+            ("u:p@q@host:1", "host:1"),
+            ("http://host:1", "http://host:1"),
+            ("host", "host"),
+        ] {
+            assert_eq!(without_user(endpoint), told);
         }
     }
 }

@@ -15,7 +15,7 @@ mod shutdown;
 mod tasks;
 mod trouble;
 
-pub use endpoint::{beyond_loopback, is_loopback};
+pub use endpoint::{beyond_loopback, is_loopback, without_user};
 pub use files::raise_file_limit;
 pub use host::{BrokenOff, Host, Machine, Work};
 pub use logging::{LogFormat, init_logging};

@@ -10,17 +10,21 @@ use crate::service;
 /// The exit code after a second signal, as a shell reports a program ended by SIGINT.
 const INTERRUPTED: i32 = 130;
 
-/// A token that is cancelled by the first SIGINT or SIGTERM. A second one ends the process at once.
+/// A token that is cancelled by the first SIGINT or SIGTERM, or by SIGHUP, where a terminal is closed or a line is lost, unless whoever
+/// started the process (`nohup`) has it ignore that. A second one ends the process at once.
 pub fn shutdown_on_signals() -> io::Result<CancellationToken> {
     let token = CancellationToken::new();
     let mut interrupt = signal(SignalKind::interrupt())?;
     let mut terminate = signal(SignalKind::terminate())?;
+    let mut hangup =
+        if is_ignored(SignalKind::hangup()) { None } else { Some(signal(SignalKind::hangup())?) };
     let cancel = token.clone();
     tokio::spawn(async move {
         for first in [true, false] {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
+                Some(()) = async { hangup.as_mut()?.recv().await } => {}
             }
             if first {
                 tracing::info!("asked to end; a second signal ends at once");
@@ -31,4 +35,32 @@ pub fn shutdown_on_signals() -> io::Result<CancellationToken> {
         std::process::exit(INTERRUPTED);
     });
     Ok(token)
+}
+
+/// Whether the process was told by its parent to ignore a signal, as the kernel shows it (proc(5), `SigIgn`).
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask >> (kind.as_raw_value() - 1) & 1 == 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::sys::signal::{Signal, raise};
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_terminal_that_is_closed_asks_to_end() {
+        let asked = shutdown_on_signals().unwrap();
+        raise(Signal::SIGHUP).unwrap();
+        asked.cancelled().await;
+    }
+
+    #[test]
+    fn what_is_ignored_is_told() {
+        // Programs of Rust begin with it.
+        assert!(is_ignored(SignalKind::pipe()) && !is_ignored(SignalKind::hangup()));
+    }
 }

@@ -132,6 +132,11 @@ impl Tokens {
         Arc::clone(&self.stored).keep(store, prefix)
     }
 
+    /// Whether the configuration lists none.
+    pub fn lists_nobody(&self) -> bool {
+        self.listed.is_empty()
+    }
+
     /// Whether it is known whom the store says, as far as anybody may need that.
     fn ready(&self) -> Result<(), String> {
         self.stored.ready(!self.listed.is_empty())

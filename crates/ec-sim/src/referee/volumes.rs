@@ -265,7 +265,11 @@ impl Referee {
         let known = self.known.entry(instance).or_default();
         if is_made {
             known.made_of = wished_at.filter(|_| is_known);
-        } else if wished_at.is_some() && known.made_of == wished_at && !self.restored {
+        } else if wished_at.is_some()
+            && known.made_of == wished_at
+            // Nobody knows any more what it was made of.
+            && !(self.restored || known.vanished && known.status_lost)
+        {
             self.found(format!("the disk of {instance} was made of a wish, and once more of the same"));
         } else if is_given_up && !self.restored {
             self.found(format!("the disk of {instance} was replaced, of which was told that it stays"));

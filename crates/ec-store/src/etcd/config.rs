@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use ec_runtime::{beyond_loopback, is_loopback};
+use ec_runtime::{beyond_loopback, is_loopback, without_user};
 use etcd_client::{Certificate, ConnectOptions, Identity, TlsOptions};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject};
 use tokio::net::{TcpStream, lookup_host};
@@ -67,7 +67,7 @@ impl Default for EtcdConfig {
 impl fmt::Debug for EtcdConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("EtcdConfig")
-            .field("endpoints", &self.endpoints)
+            .field("endpoints", &self.endpoints.iter().map(|one| without_user(one)).collect::<Vec<_>>())
             .field("user", &self.user)
             .field("password", &self.password.as_ref().map(|_| "(hidden)"))
             .field("tls", &self.tls)
@@ -106,7 +106,7 @@ impl EtcdConfig {
         let mut far = Vec::new();
         for endpoint in &self.endpoints {
             if !is_loopback(endpoint) {
-                far.push(endpoint.clone());
+                far.push(without_user(endpoint));
             }
             far.extend(beyond_loopback(endpoint).await.iter().map(ToString::to_string));
         }
@@ -178,6 +178,11 @@ impl EtcdConfig {
             (Some(_), _) => return Err(invalid("is neither http:// nor https://")),
         }
         let authority = rest.trim_end_matches('/');
+        if let Some((_, host)) = authority.rsplit_once('@') {
+            return Err(StoreError::Invalid(format!(
+                "etcd endpoint `{host}` has a user in front of it: name that in `etcd.user`, and its password in `etcd.password`"
+            )));
+        }
         let port = authority.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
         if port.and_then(|port| port.parse::<u16>().ok()).is_none_or(|port| port == 0) {
             return Err(invalid("is not of the form `host:port`"));
@@ -269,6 +274,17 @@ mod tests {
             assert!(error.contains(given) && error.contains(why), "{error}");
         }
         assert!(EtcdConfig { endpoints: vec![], ..EtcdConfig::default() }.urls().is_err());
+    }
+
+    #[test]
+    fn a_password_in_an_endpoint_is_refused_and_not_told() {
+        for given in ["http://root:hunter2@a:1", "root:hunter2@a:1"] {
+            let error = config(given).urls().unwrap_err().to_string();
+            assert!(
+                error.contains("`a:1`") && error.contains("etcd.user") && !error.contains("hunter2"),
+                "{error}"
+            );
+        }
     }
 
     #[test]

@@ -62,7 +62,26 @@ pub(super) fn classify(error: etcd_client::Error) -> Failure {
     }
 }
 
+/// What its own words, and those of whoever answers in its place, leave unsaid.
+const MEANS: [(&str, &str); 4] = [
+    (
+        "user name is empty",
+        "it has users, and none is configured here: `etcd.user` and `etcd.password` say who asks",
+    ),
+    (
+        "authentication is not enabled",
+        "it has no users, and one is configured here: leave `etcd.user` and `etcd.password` out",
+    ),
+    (NO_GRPC, NO_ETCD),
+    ("invalid compression flag", NO_ETCD),
+];
+/// Of an answer that is HTTP and no more.
+const NO_GRPC: &str = "grpc-status header missing";
+const NO_ETCD: &str = "what answers there is no etcd";
+
 fn by_code(code: i32, text: String) -> Failure {
+    let means = MEANS.iter().find(|(phrase, _)| text.contains(phrase));
+    let text = means.map_or_else(|| text.clone(), |(_, means)| format!("{means} ({text})"));
     let says = |phrase: &str| text.contains(phrase);
     if NEVER_SENT.iter().any(|phrase| says(phrase)) {
         return Failure::Unsent(text);
@@ -86,6 +105,8 @@ fn by_code(code: i32, text: String) -> Failure {
         11 if says("has been compacted") => Failure::Compacted,
         11 if says("future revision") => Failure::Future,
         11 if says("message length too large") => Failure::TooBig(text),
+        // Unimplemented, of HTTP's 404: a gateway that says anything else may have passed it on.
+        12 if says(NO_GRPC) => Failure::Unsent(text),
         // Unauthenticated.
         16 => Failure::StaleToken(text),
         // InvalidArgument.
@@ -149,6 +170,26 @@ mod tests {
         assert!(matches!(by_code(3, "etcdserver: user name is empty".into()), Failure::Refused(_)));
         let compacted = "etcdserver: mvcc: required revision has been compacted";
         assert!(matches!(by_code(11, compacted.into()), Failure::Compacted));
+    }
+
+    #[test]
+    fn what_etcd_leaves_unsaid_is_told() {
+        let told = |failure| match failure {
+            Failure::Refused(text) | Failure::Unsent(text) | Failure::Broken(text) => text,
+            other => panic!("{other:?}"),
+        };
+        let nobody = told(by_code(3, "etcdserver: user name is empty".into()));
+        assert!(
+            nobody.contains("`etcd.user`") && nobody.ends_with("(etcdserver: user name is empty)"),
+            "{nobody}"
+        );
+        let somebody = told(by_code(9, "etcdserver: authentication is not enabled".into()));
+        assert!(somebody.contains("leave `etcd.user`"), "{somebody}");
+        let http = "grpc-status header missing, mapped from HTTP status code";
+        let other = by_code(12, format!("{http} 404"));
+        assert!(matches!(&other, Failure::Unsent(text) if text.starts_with(NO_ETCD)), "{other:?}");
+        let gateway = by_code(14, format!("{http} 502"));
+        assert!(matches!(&gateway, Failure::Broken(text) if text.starts_with(NO_ETCD)), "{gateway:?}");
     }
 
     #[test]
