@@ -136,6 +136,7 @@ pub fn libvirt_config(settings: &Settings, node: NodeId) -> LibvirtConfig {
         pool: format!("ecompute{}", settings.disks(node).display()).replace('/', "-"),
         pool_path: settings.disks(node),
         console_dir: settings.consoles(),
+        addresses: settings.addresses(),
         call_timeout: ec_libvirt::CALL_TIMEOUT,
     }
 }

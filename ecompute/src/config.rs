@@ -465,6 +465,11 @@ impl Settings {
         self.state_dir.join("consoles")
     }
 
+    /// Where it stands who had which address last.
+    pub fn addresses(&self) -> PathBuf {
+        self.state_dir.join("addresses")
+    }
+
     /// Where the node's own records of its instances lie.
     pub fn records(&self) -> PathBuf {
         self.state_dir.join(RECORDS)

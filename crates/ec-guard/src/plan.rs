@@ -27,6 +27,8 @@ pub struct Want {
     pub others: BTreeSet<String>,
     /// The living leases of the guests' network.
     pub leases: BTreeMap<Ipv4Addr, MacAddr>,
+    /// Who had which address last, also where that lease has ended: a guest that stood still meanwhile goes on with it.
+    pub last: BTreeMap<Ipv4Addr, MacAddr>,
     /// This host's own addresses on it, of whose subnets alone its DHCP server gives out others; none where that is not known.
     pub subnets: Vec<Subnet>,
 }
@@ -56,8 +58,22 @@ impl Want {
             Some(holder) => *holder == mac,
             // That a lease is not told may mean that the network was restarted and forgot it. But under rules before
             // the sixth version a guest could have any address learnt, and sets outlive rules.
-            None => self.subnets.is_empty() || self.subnets.iter().any(|subnet| subnet.can_give(address)),
+            None => self.subnets.is_empty() || self.can_give(address),
         }
+    }
+
+    fn can_give(&self, address: Ipv4Addr) -> bool {
+        self.subnets.iter().any(|subnet| subnet.can_give(address))
+    }
+
+    /// The addresses that a guest goes on with after its leases have ended: those that it had last, if it has been given none since and
+    /// they are nobody else's. dnsmasq asks whether somebody has an address before it gives that to another, which this guest
+    /// can answer then.
+    fn left_to(&self, mac: MacAddr) -> impl Iterator<Item = Ipv4Addr> {
+        let has_none = self.leases.values().all(|holder| *holder != mac);
+        let last = self.last.iter().filter(move |(_, holder)| has_none && **holder == mac);
+        last.map(|(address, _)| *address)
+            .filter(|address| !self.leases.contains_key(address) && self.can_give(*address))
     }
 }
 
@@ -195,6 +211,15 @@ fn put(script: &mut Script, tap: &Tap, have: &Have, want: &Want) {
             script.add("own_ip4", &with_ip4(name, *address));
         }
     }
+    if *pin == Pin::Learned {
+        for address in want.left_to(*mac) {
+            // The kernel may have noted an answer to another that no lease tells yet.
+            let elsewhere = have.own_ip4.iter().any(|(port, known)| port != name && *known == address);
+            if !elsewhere && (stranger || !have.own_ip4.contains(&(name.clone(), address))) {
+                script.add("own_ip4", &with_ip4(name, address));
+            }
+        }
+    }
     let quoted = format!("\"{name}\"");
     let (on, on_have, off, off_have) = match pin {
         Pin::Learned => ("taps", &have.taps, "taps_mac", &have.taps_mac),
@@ -301,6 +326,30 @@ mod tests {
         wanted.leases = [(ip(1), OTHER)].into();
         let script = elements(&full("t"), &wanted, &BTreeSet::new());
         assert_eq!(script, "delete element bridge ecompute own_ip4 { \"t\" . 0xa000001 }\n");
+    }
+
+    #[test]
+    fn a_guest_keeps_the_address_that_it_had_last_unless_that_is_anothers_by_now() {
+        let mut wanted = want(vec![tap("t")]);
+        wanted.leases.clear();
+        wanted.last = [(ip(1), MAC), (ip(2), OTHER)].into();
+        wanted.subnets = vec![Subnet { host: ip(254), prefix: 24 }];
+        let mut have = full("t");
+        have.own_ip4.clear();
+        let put = |have: &Have, want: &Want| elements(have, want, &BTreeSet::new());
+        assert_eq!(put(&have, &wanted), "add element bridge ecompute own_ip4 { \"t\" . 0xa000001 }\n");
+        assert_eq!(put(&full("t"), &wanted), "", "it is there");
+        let renewed = Want { leases: [(ip(3), MAC)].into(), ..wanted.clone() };
+        assert!(!put(&have, &renewed).contains("0xa000001"), "it has been given another");
+        let given = Want { leases: [(ip(1), OTHER)].into(), ..wanted.clone() };
+        assert_eq!(put(&have, &given), "", "another has the lease");
+        let elsewhere = Want { subnets: vec![Subnet { host: ip(1), prefix: 24 }], ..wanted.clone() };
+        assert_eq!(put(&have, &elsewhere), "", "it is the host's own");
+        assert_eq!(put(&have, &Want { subnets: vec![], ..wanted.clone() }), "", "nobody knows whose it is");
+        let held = Want { taps: vec![Tap { pin: Pin::Mac, ..tap("t") }], ..wanted.clone() };
+        assert!(!put(&have, &held).contains("own_ip4"), "its addresses hold nothing");
+        have.own_ip4 = [("u".to_owned(), ip(1))].into();
+        assert_eq!(put(&have, &wanted), "", "another was given it just now");
     }
 
     #[test]

@@ -436,6 +436,30 @@ fn has_learnt(ip: Ipv4Addr) -> bool {
 }
 
 #[test]
+fn a_guest_whose_lease_has_ended_goes_on_with_its_address_under_new_rules() {
+    let _host = Host::new();
+    let (one, two) = (Guest::new(1), Guest::new(2));
+    let held = Want {
+        subnets: vec![Subnet { host: GATEWAY.parse().unwrap(), prefix: 24 }],
+        ..want(vec![one.tap(), two.tap()])
+    };
+    Guard::default().sync(&held).unwrap();
+    let (a, b) = (one.dhcp().unwrap(), two.dhcp().unwrap());
+    // The host is started anew, or somebody flushes everything, and no lease tells.
+    sh("nft flush ruleset");
+    Guard::default().sync(&held).unwrap();
+    assert!(!one.pings(GATEWAY) && !two.pings(GATEWAY));
+    // Of the second, the address is another's by now.
+    let known = Want {
+        last: [(a, one.mac), (b, two.mac)].into(),
+        leases: [(b, MacAddr([0x52, 0, 0, 0, 0, 9]))].into(),
+        ..held
+    };
+    Guard::default().sync(&known).unwrap();
+    assert!(one.pings(GATEWAY) && !two.pings(GATEWAY));
+}
+
+#[test]
 fn who_asks_for_settings_alone_is_given_no_address() {
     let _host = Host::new();
     let (one, two) = (Guest::new(1), Guest::new(2));

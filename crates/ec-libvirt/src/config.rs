@@ -59,6 +59,8 @@ pub struct LibvirtConfig {
     pub pool_path: PathBuf,
     /// The directory of the guests' console logs, absolute.
     pub console_dir: PathBuf,
+    /// The file that tells who had which address last, absolute.
+    pub addresses: PathBuf,
     /// How long one call may take.
     pub call_timeout: Duration,
 }
@@ -79,6 +81,7 @@ impl LibvirtConfig {
             pool: "ecompute".into(),
             pool_path: "/var/lib/ecompute/instances".into(),
             console_dir: "/var/lib/ecompute/consoles".into(),
+            addresses: "/var/lib/ecompute/addresses".into(),
             call_timeout: CALL_TIMEOUT,
         }
     }

@@ -26,6 +26,7 @@ mod error;
 mod events;
 mod hypervisor;
 mod lane;
+mod last;
 mod moving;
 mod plugs;
 mod prepare;

@@ -5,8 +5,8 @@
 //! their elements, so that one that is started by hand is held too.
 
 use std::{
-    collections::{BTreeSet, HashMap},
-    net::{IpAddr, SocketAddr},
+    collections::{BTreeMap, BTreeSet, HashMap},
+    net::{IpAddr, Ipv4Addr, SocketAddr},
     sync::{
         Mutex, MutexGuard, PoisonError,
         atomic::{AtomicBool, Ordering},
@@ -27,6 +27,7 @@ use crate::{
     config::{AddressFilter, LibvirtConfig},
     domain::{self, Found, Whose},
     error::CallError,
+    last::LastHolders,
     xml::{self, NetworkXml},
 };
 
@@ -47,6 +48,7 @@ pub(crate) struct Protection {
     told: AtomicBool,
     /// Whether the network gives out addresses; not known before the first look.
     learns: AtomicBool,
+    last: LastHolders,
 }
 
 impl Protection {
@@ -77,6 +79,8 @@ impl Protection {
         let what: NetworkXml = xml::read(&network.xml_desc(0)?).map_err(CallError::Refused)?;
         self.learns.store(what.has_dhcp(), Ordering::Relaxed);
         let leases = addresses::leases(&network)?;
+        let leases: BTreeMap<Ipv4Addr, MacAddr> =
+            leases.into_iter().filter_map(|(mac, ip)| Some((as_ip4(ip)?, mac))).collect();
         let (mut taps, mut others) = (Vec::new(), BTreeSet::new());
         for domain in connect.list_all_domains(0)? {
             let Ok(instance) = domain.uuid().map(InstanceId::new) else { continue };
@@ -99,7 +103,11 @@ impl Protection {
             control_known,
             taps,
             others,
-            leases: leases.into_iter().filter_map(|(mac, ip)| Some((as_ip4(ip)?, mac))).collect(),
+            last: match config.address_filter {
+                AddressFilter::Learned => self.last.with(&leases, &config.addresses),
+                AddressFilter::Mac | AddressFilter::Off => BTreeMap::new(),
+            },
+            leases,
             subnets: what.subnets(),
         };
         if config.address_filter == AddressFilter::Off {
@@ -221,7 +229,7 @@ fn names(instance: InstanceId) -> impl Iterator<Item = String> {
     (0..NICS).map(move |nic| tap_name(instance.mac(nic)))
 }
 
-fn as_ip4(ip: IpAddr) -> Option<std::net::Ipv4Addr> {
+fn as_ip4(ip: IpAddr) -> Option<Ipv4Addr> {
     match ip {
         IpAddr::V4(ip) => Some(ip),
         IpAddr::V6(_) => None,

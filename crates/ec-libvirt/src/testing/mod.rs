@@ -170,6 +170,7 @@ impl LibvirtServer {
             pool: "ecompute".into(),
             pool_path: self.directory().join("instances"),
             console_dir: self.directory().join("consoles"),
+            addresses: self.directory().join("addresses"),
             ..LibvirtConfig::new(node)
         }
     }
