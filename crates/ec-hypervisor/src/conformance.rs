@@ -753,7 +753,9 @@ async fn a_console_is_read_typed_on_and_followed_until_its_guest_ends(
     printed(&mut late, "typed").await.expect("what was printed before");
     let caught_up = async { while !late.recv().await.expect("it goes on").is_empty() {} };
     timeout_at(deadline, caught_up).await.expect("an empty piece where that ends");
+    console.input.send("left\r".into()).await.expect("the console is open");
     drop(console);
+    printed(&mut late, "left").await.expect("what was typed just before is typed");
 
     let mut again = loop {
         // Closing takes its moment.

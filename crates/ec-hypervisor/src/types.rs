@@ -82,7 +82,7 @@ pub enum HypervisorEvent {
     LookAtAll,
 }
 
-/// A guest's serial console, open. Whoever drops the receiver closes it.
+/// A guest's serial console, open. Whoever drops the receiver closes it, once the guest has taken what was typed before.
 #[derive(Debug)]
 pub struct Console {
     /// What the guest prints from now on; ends when the guest does. What nobody takes in time is lost, as on a line

@@ -13,11 +13,7 @@ use std::{
 use bytes::{Buf, Bytes};
 use ec_hypervisor::{Console, HypervisorError, HypervisorResult};
 use ec_model::InstanceId;
-use tokio::sync::{
-    Semaphore,
-    mpsc::{self, error::TrySendError},
-    oneshot,
-};
+use tokio::sync::{Semaphore, mpsc, oneshot};
 use virt::{connect::Connect, stream::Stream, sys};
 
 use crate::{
@@ -35,6 +31,8 @@ const PAUSE: Duration = Duration::from_millis(1);
 const IDLE_PAUSE: Duration = Duration::from_millis(10);
 /// How long a while that is.
 const IDLE_AFTER: Duration = Duration::from_secs(2);
+/// A guest that takes nothing for so long reads no more of what was typed by who has left.
+const LEAVING: Duration = Duration::from_millis(500);
 /// Bytes that are read at a time.
 const PIECE: usize = 4096;
 /// Pieces that wait for their reader, or for the guest.
@@ -107,24 +105,28 @@ fn is_alive(connect: &Connect) -> bool {
     connect.is_alive().unwrap_or(false)
 }
 
-/// Passes bytes on in both directions, until the guest or its reader ends.
+/// Passes bytes on in both directions, until the guest ends, or its reader has left and the guest has what that one typed.
 fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<Bytes>) {
     let (mut read, mut rest) = (vec![0; PIECE], Bytes::new());
-    let mut busy = Instant::now();
-    while !print.is_closed() {
+    let (mut busy, mut taken) = (Instant::now(), Instant::now());
+    loop {
+        // Looked at first: by then all is there that was typed.
+        let left = print.is_closed();
         let came = match stream.recv(&mut read) {
             Ok(NOT_NOW) => 0,
             Ok(count @ 1..) => usize::try_from(count).unwrap_or(0),
             // The guest has ended.
             _ => break,
         };
-        if came > 0
-            && let Err(TrySendError::Closed(_)) = print.try_send(Bytes::copy_from_slice(&read[..came]))
-        {
-            break;
+        if came > 0 {
+            // What nobody takes in time is lost.
+            print.try_send(Bytes::copy_from_slice(&read[..came])).ok();
         }
         if rest.is_empty() {
             rest = typed.try_recv().unwrap_or_default();
+        }
+        if left && (rest.is_empty() || taken.elapsed() >= LEAVING) {
+            break;
         }
         let mut went = 0;
         if !rest.is_empty() {
@@ -134,6 +136,9 @@ fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut type
                 Err(_) => break,
             };
             rest.advance(went);
+        }
+        if went > 0 || !left {
+            taken = Instant::now();
         }
         if came == 0 && went == 0 {
             // A stream does not tell by itself that its daemon is gone.

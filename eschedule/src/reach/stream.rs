@@ -148,7 +148,13 @@ impl Stream {
 
     /// Tells the agent that nobody looks any more. It finds out by itself, too.
     pub(super) async fn close(&mut self) {
-        timeout(CLOSING, self.socket.close(None)).await.ok();
+        let end = async {
+            self.socket.close(None).await?;
+            // A connection that is let go with something unread takes along what its other end has not read.
+            while self.socket.next().await.transpose()?.is_some() {}
+            Ok::<_, tungstenite::Error>(())
+        };
+        timeout(CLOSING, end).await.ok();
     }
 }
 

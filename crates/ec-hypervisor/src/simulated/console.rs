@@ -36,11 +36,16 @@ impl SimulatedHypervisor {
         let (input, mut typed) = mpsc::channel::<Bytes>(PIECES);
         let own = self.clone();
         tokio::spawn(async move {
-            while own.runs(instance) && !print.is_closed() {
+            while own.runs(instance) {
+                // What was typed before its reader left is typed.
+                let left = print.is_closed();
                 while let Ok(bytes) = typed.try_recv() {
                     own.inner().host.type_on_console(instance, &String::from_utf8_lossy(&bytes));
                     // What nobody takes is lost.
                     print.try_send(bytes).ok();
+                }
+                if left {
+                    break;
                 }
                 sleep(PERIOD).await;
             }

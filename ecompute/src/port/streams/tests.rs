@@ -106,6 +106,7 @@ async fn a_console_is_typed_on_by_one_at_a_time_and_ends_with_its_guest() {
     assert_eq!(served.enter("").await.unwrap_err().0, 404);
     let (status, why) = served.look(guest, AccessKind::Console).await.unwrap_err();
     assert!(status == 409 && why.contains("somebody else"), "{why}");
+    console.send(says("left\r")).await.unwrap();
     console.close(None).await.unwrap();
     let mut again = loop {
         // Closing takes its moment.
@@ -114,6 +115,8 @@ async fn a_console_is_typed_on_by_one_at_a_time_and_ends_with_its_guest() {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     };
+    let printed = served.hypervisor.console_tail(guest, 100).await.unwrap();
+    assert!(printed.ends_with("left\r"), "{printed:?}: typed just before its end");
     served.hypervisor.power_off(guest).await.unwrap();
     assert_eq!(reason(&mut again).await, "the guest has ended");
     let (status, why) = served.look(guest, AccessKind::Console).await.unwrap_err();
