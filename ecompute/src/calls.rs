@@ -7,7 +7,7 @@ use bytes::Bytes;
 use ec_calls::{Service, Sign};
 use ec_hypervisor::{
     AddressRoom, Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Usage, VolumeSource,
+    HypervisorResult, Observed, Printed, Usage, VolumeSource,
 };
 use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use ec_runtime::Host;
@@ -230,11 +230,7 @@ impl Hypervisor for CountedHypervisor {
         self.one(self.0.open_console(instance)).await
     }
 
-    async fn follow_console(
-        &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+    async fn follow_console(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<Printed> {
         // As above.
         self.0.follow_console(instance, max_bytes).await
     }

@@ -12,15 +12,14 @@ use std::{
     time::Duration,
 };
 
-use bytes::Bytes;
 use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, NodeId, Workload};
 use tokio::{
-    sync::{broadcast::error::RecvError, mpsc},
+    sync::broadcast::error::RecvError,
     time::{Instant, sleep, timeout_at},
 };
 
 use crate::{
-    DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, RunState, Usage,
+    DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, Printed, RunState, Usage,
     VolumeSource,
 };
 
@@ -711,11 +710,12 @@ async fn changes_are_told(hypervisor: &dyn Hypervisor, base: &BaseImage, instanc
 }
 
 /// Reads until this was printed; nothing where it ended before.
-async fn printed(output: &mut mpsc::Receiver<Bytes>, wanted: &str) -> Option<()> {
+async fn printed(output: &mut Printed, wanted: &str) -> Option<()> {
     let mut text = Vec::new();
     let deadline = Instant::now() + PATIENCE;
     while !String::from_utf8_lossy(&text).contains(wanted) {
-        text.extend(timeout_at(deadline, output.recv()).await.expect("output in time")?);
+        let piece = timeout_at(deadline, output.recv()).await.expect("output in time")?;
+        text.extend(piece.expect("it breaks off with nothing but its guest"));
     }
     Some(())
 }
@@ -751,7 +751,8 @@ async fn a_console_is_read_typed_on_and_followed_until_its_guest_ends(
     printed(&mut early, "typed").await.expect("the log has it, too");
     let mut late = hypervisor.follow_console(instance, usize::MAX).await.expect("follow");
     printed(&mut late, "typed").await.expect("what was printed before");
-    let caught_up = async { while !late.recv().await.expect("it goes on").is_empty() {} };
+    let caught_up =
+        async { while !late.recv().await.expect("it goes on").expect("no trouble").is_empty() {} };
     timeout_at(deadline, caught_up).await.expect("an empty piece where that ends");
     console.input.send("left\r".into()).await.expect("the console is open");
     drop(console);

@@ -25,7 +25,7 @@ pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{
     AddressRoom, Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent,
-    HypervisorResult, Room, Usage, VolumeSource,
+    HypervisorResult, Printed, Room, Usage, VolumeSource,
 };
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.
@@ -202,11 +202,7 @@ pub trait Hypervisor: Send + Sync + 'static {
     /// What the guest printed on its console, from at most `max_bytes` before its end on, and then what it prints, as
     /// it is. An empty piece comes once, between the two. Ends when the instance is destroyed. Where there is nothing
     /// yet, it is waited for.
-    async fn follow_console(
-        &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> HypervisorResult<mpsc::Receiver<Bytes>>;
+    async fn follow_console(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<Printed>;
 
     /// Opens the screen of a guest that runs and has one: a server of VNC (RFC 6143) speaks on the socket.
     async fn open_graphics(&self, instance: InstanceId) -> HypervisorResult<UnixStream>;

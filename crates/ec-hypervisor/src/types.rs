@@ -82,12 +82,15 @@ pub enum HypervisorEvent {
     LookAtAll,
 }
 
+/// What a guest prints. An error comes last where it breaks off though the guest may run on.
+pub type Printed = mpsc::Receiver<HypervisorResult<Bytes>>;
+
 /// A guest's serial console, open. Whoever drops the receiver closes it, once the guest has taken what was typed before.
 #[derive(Debug)]
 pub struct Console {
     /// What the guest prints from now on; ends when the guest does. What nobody takes in time is lost, as on a line
     /// without flow control: a guest must not fill this host's memory.
-    pub output: mpsc::Receiver<Bytes>,
+    pub output: Printed,
     /// What is typed.
     pub input: mpsc::Sender<Bytes>,
 }

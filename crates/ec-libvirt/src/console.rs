@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use ec_hypervisor::{HypervisorError, Printed};
 use ec_model::InstanceId;
 use tokio::sync::mpsc;
 
@@ -66,7 +67,7 @@ const PIECE: u64 = 64 << 10;
 const PIECES: usize = 4;
 
 /// The log from at most `max_bytes` before its end on, an empty piece, and what is added to it, until it is removed.
-pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
+pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> Printed {
     let (pieces, output) = mpsc::channel(PIECES);
     let mut follower = Follower::new(log, max_bytes);
     tokio::spawn(async move {
@@ -82,17 +83,19 @@ pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
             match step {
                 Ok(Step::Piece(piece)) => {
                     follower.before = follower.before.saturating_sub(piece.len() as u64);
-                    if pieces.send(piece).await.is_err() {
+                    if pieces.send(Ok(piece)).await.is_err() {
                         return;
                     }
                     // A guest that writes faster than its reader takes it would never let this catch up with it.
                     let is_all = follower.before == 0 && !std::mem::replace(&mut caught_up, true);
-                    if is_all && pieces.send(Bytes::new()).await.is_err() {
+                    if is_all && pieces.send(Ok(Bytes::new())).await.is_err() {
                         return;
                     }
                 }
                 Ok(Step::Nothing) => {
-                    if !std::mem::replace(&mut caught_up, true) && pieces.send(Bytes::new()).await.is_err() {
+                    if !std::mem::replace(&mut caught_up, true)
+                        && pieces.send(Ok(Bytes::new())).await.is_err()
+                    {
                         return;
                     }
                     tokio::select! {
@@ -102,7 +105,9 @@ pub(crate) fn follow(log: PathBuf, max_bytes: usize) -> mpsc::Receiver<Bytes> {
                 }
                 Ok(Step::Gone) => return,
                 Err(error) => {
-                    tracing::debug!(path = %follower.log.display(), %error, "failed to follow a console's log");
+                    let what = format!("read {}", follower.log.display());
+                    let failed = HypervisorError::Failed { what, detail: error.to_string() };
+                    drop(pieces.send(Err(failed)).await);
                     return;
                 }
             }
@@ -368,6 +373,16 @@ mod tests {
         assert_eq!((step(), step(), step()), (piece("end"), Step::Nothing, Step::Gone));
     }
 
+    #[tokio::test]
+    async fn that_a_log_cannot_be_read_is_told_and_is_not_its_end() {
+        let (_directory, log) = log();
+        fs::create_dir(&log).unwrap();
+        let mut printed = follow(log.clone(), 10);
+        let error = printed.recv().await.unwrap().unwrap_err().to_string();
+        assert!(error.contains(&log.display().to_string()), "{error}");
+        assert!(printed.recv().await.is_none());
+    }
+
     #[test]
     fn files_that_were_moved_meanwhile_are_read_one_after_the_other_and_what_is_lost_is_told() {
         let (_directory, log) = log();
@@ -418,6 +433,7 @@ mod tests {
         let mut read = 0;
         loop {
             let piece = pieces.recv().await.unwrap();
+            let piece = piece.unwrap();
             if piece.is_empty() {
                 break;
             }
@@ -429,7 +445,7 @@ mod tests {
             file.write_all(lines(8 << 10).as_bytes()).unwrap();
         }
         assert!((200 << 10..(200 << 10) + (64 << 10)).contains(&read), "{read}");
-        assert!(!pieces.recv().await.unwrap().is_empty(), "and what was added follows");
+        assert!(!pieces.recv().await.unwrap().unwrap().is_empty(), "and what was added follows");
     }
 
     #[test]

@@ -10,7 +10,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     AddressRoom, Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Usage, VolumeSource,
+    HypervisorResult, Observed, Printed, Usage, VolumeSource,
 };
 use ec_model::{Address, Attachment, BaseImage, CopyOf, InstanceId, NodeId};
 use tokio::{
@@ -987,11 +987,7 @@ impl Hypervisor for LibvirtHypervisor {
         terminal::open(&self.config, &self.consoles, instance).await
     }
 
-    async fn follow_console(
-        &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+    async fn follow_console(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<Printed> {
         Ok(console::follow(console::path(&self.config.console_dir, instance), max_bytes))
     }
 

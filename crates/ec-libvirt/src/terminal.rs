@@ -12,7 +12,7 @@ use std::{
 
 use bytes::{Buf, Bytes};
 use ec_hypervisor::{Console, HypervisorError, HypervisorResult};
-use ec_model::InstanceId;
+use ec_model::{InstanceId, NodeId};
 use tokio::sync::{Semaphore, mpsc, oneshot};
 use virt::{connect::Connect, stream::Stream, sys};
 
@@ -33,6 +33,8 @@ const IDLE_PAUSE: Duration = Duration::from_millis(10);
 const IDLE_AFTER: Duration = Duration::from_secs(2);
 /// A guest that takes nothing for so long reads no more of what was typed by who has left.
 const LEAVING: Duration = Duration::from_millis(500);
+/// So long after a guest has ended libvirt has noticed that.
+const NOTICED: Duration = Duration::from_secs(2);
 /// Bytes that are read at a time.
 const PIECE: usize = 4096;
 /// Pieces that wait for their reader, or for the guest.
@@ -54,12 +56,18 @@ pub(crate) async fn open(
     let spawned = thread::Builder::new().name("libvirt-console".into()).spawn(move || {
         let _place = place;
         match begin(&on_thread, &doing, instance) {
-            Ok((connect, stream)) => {
+            Ok((connect, stream, run)) => {
                 let (print, output) = mpsc::channel(PIECES);
                 let (input, typed) = mpsc::channel(PIECES);
                 // Who does not wait any more has dropped the receiver, which ends it.
                 drop(told.send(Ok(Console { output, input })));
-                pump(&connect, stream, &print, typed);
+                let broke = pump(&connect, stream, &print, typed);
+                if let Some(detail) = broke
+                    && !has_ended(&connect, on_thread.node, instance, run)
+                {
+                    // What was printed before it is taken first.
+                    print.blocking_send(Err(unreachable(&on_thread.uri, detail))).ok();
+                }
             }
             Err(error) => drop(told.send(Err(error))),
         }
@@ -75,11 +83,18 @@ pub(crate) async fn open(
     }
 }
 
-fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> HypervisorResult<(Connect, Stream)> {
+/// Which start of a guest it is, as libvirt counts them.
+type Run = Option<u32>;
+
+fn begin(
+    config: &LibvirtConfig,
+    what: &str,
+    instance: InstanceId,
+) -> HypervisorResult<(Connect, Stream, Run)> {
     events::start_loop().map_err(|detail| unreachable(&config.uri, detail))?;
     let connect = Connect::open(Some(&config.uri))
         .map_err(|error| unreachable(&config.uri, error.message().to_owned()))?;
-    let opened = || -> Result<Stream, CallError> {
+    let opened = || -> Result<(Stream, Run), CallError> {
         let domain = match domain::find(&connect, config.node, instance)? {
             Found::Ours(domain) if domain.is_active()? => domain,
             Found::Ours(_) => return Err(CallError::Refused("the guest does not run".into())),
@@ -89,10 +104,10 @@ fn begin(config: &LibvirtConfig, what: &str, instance: InstanceId) -> Hypervisor
         let stream = Stream::new(&connect, sys::VIR_STREAM_NONBLOCK)?;
         // Its first console. Whoever has it open already keeps it.
         domain.open_console(None, &stream, 0)?;
-        Ok(stream)
+        Ok((stream, domain.id()))
     };
     match opened() {
-        Ok(stream) => Ok((connect, stream)),
+        Ok((stream, run)) => Ok((connect, stream, run)),
         Err(error) => {
             let lost = !is_alive(&connect);
             Err(error.classify(what, &config.uri, config.call_timeout.as_secs(), lost))
@@ -105,35 +120,56 @@ fn is_alive(connect: &Connect) -> bool {
     connect.is_alive().unwrap_or(false)
 }
 
-/// Passes bytes on in both directions, until the guest ends, or its reader has left and the guest has what that one typed.
-fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut typed: mpsc::Receiver<Bytes>) {
+/// Whether that run of a guest is over: the stream says the same when it is, and when libvirt is in trouble.
+fn has_ended(connect: &Connect, node: NodeId, instance: InstanceId, run: Run) -> bool {
+    let begun = Instant::now();
+    // The guest's end of the stream closes before libvirt has noticed that it ends.
+    while is_alive(connect) && begun.elapsed() < NOTICED {
+        match domain::find(connect, node, instance) {
+            Ok(Found::Ours(domain)) if domain.id() == run => {}
+            Ok(_) => return true,
+            Err(_) => {}
+        }
+        thread::sleep(IDLE_PAUSE);
+    }
+    false
+}
+
+/// Passes bytes on in both directions, until the stream ends, or its reader has left and the guest has what that one typed. How the
+/// stream ended.
+fn pump(
+    connect: &Connect,
+    stream: Stream,
+    print: &mpsc::Sender<HypervisorResult<Bytes>>,
+    mut typed: mpsc::Receiver<Bytes>,
+) -> Option<String> {
     let (mut read, mut rest) = (vec![0; PIECE], Bytes::new());
     let (mut busy, mut taken) = (Instant::now(), Instant::now());
-    loop {
+    let broke = loop {
         // Looked at first: by then all is there that was typed.
         let left = print.is_closed();
         let came = match stream.recv(&mut read) {
             Ok(NOT_NOW) => 0,
             Ok(count @ 1..) => usize::try_from(count).unwrap_or(0),
-            // The guest has ended.
-            _ => break,
+            Ok(_) => break Some("the console's stream ended".to_owned()),
+            Err(error) => break Some(error.message().to_owned()),
         };
         if came > 0 {
             // What nobody takes in time is lost.
-            print.try_send(Bytes::copy_from_slice(&read[..came])).ok();
+            print.try_send(Ok(Bytes::copy_from_slice(&read[..came]))).ok();
         }
         if rest.is_empty() {
             rest = typed.try_recv().unwrap_or_default();
         }
         if left && (rest.is_empty() || taken.elapsed() >= LEAVING) {
-            break;
+            break None;
         }
         let mut went = 0;
         if !rest.is_empty() {
             went = match stream.send(&rest) {
                 Ok(NOT_NOW) => 0,
                 Ok(count) => usize::try_from(count).unwrap_or(0),
-                Err(_) => break,
+                Err(error) => break Some(error.message().to_owned()),
             };
             rest.advance(went);
         }
@@ -143,13 +179,14 @@ fn pump(connect: &Connect, stream: Stream, print: &mpsc::Sender<Bytes>, mut type
         if came == 0 && went == 0 {
             // A stream does not tell by itself that its daemon is gone.
             if !is_alive(connect) {
-                break;
+                break Some("the connection is gone".to_owned());
             }
             thread::sleep(if busy.elapsed() < IDLE_AFTER { PAUSE } else { IDLE_PAUSE });
         } else {
             busy = Instant::now();
         }
-    }
+    };
     // Of one that has ended there is nothing to end.
     stream.abort().ok();
+    broke
 }

@@ -737,14 +737,14 @@ async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
     while !text.contains("is 42\r") {
         console.input.send("echo it is $((6*7))\r".into()).await.unwrap();
         if let Ok(piece) = timeout(Duration::from_secs(2), console.output.recv()).await {
-            text.push_str(&String::from_utf8_lossy(&piece.unwrap()));
+            text.push_str(&String::from_utf8_lossy(&piece.unwrap().unwrap()));
         }
         assert!(begin.elapsed() < PATIENCE, "{text}");
     }
     let begin = Instant::now();
     console.input.send("echo and $((6*8))\r".into()).await.unwrap();
     while !text.contains("and 48\r") {
-        text.push_str(&String::from_utf8_lossy(&console.output.recv().await.unwrap()));
+        text.push_str(&String::from_utf8_lossy(&console.output.recv().await.unwrap().unwrap()));
     }
     println!("an answer on the console: {:?}", begin.elapsed());
 
@@ -759,7 +759,7 @@ async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
     let (mut heard, mut end) = (0, String::new());
     while !end.contains("done 54\r") {
         if let Ok(piece) = timeout(Duration::from_secs(2), console.output.recv()).await {
-            let piece = piece.unwrap();
+            let piece = piece.unwrap().unwrap();
             heard += piece.len();
             end = end.chars().skip(end.len().saturating_sub(100)).collect();
             end.push_str(&String::from_utf8_lossy(&piece));
@@ -771,8 +771,15 @@ async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
     println!("of 600 KiB {heard} bytes were heard");
 
     tokio::task::block_in_place(|| test.server().kill_daemon());
-    let ended = timeout(Duration::from_secs(10), async { while console.output.recv().await.is_some() {} });
+    let mut last = None;
+    let ended = timeout(Duration::from_secs(10), async {
+        while let Some(piece) = console.output.recv().await {
+            last = Some(piece);
+        }
+    });
     ended.await.expect("it ends with its daemon");
+    let broke = last.unwrap().unwrap_err();
+    assert!(broke.is_transient(), "the guest runs on: {broke}");
     assert!(hypervisor.open_console(instance).await.unwrap_err().is_transient());
     tokio::task::block_in_place(|| test.server().start_daemon());
     wait_for("console", || async { hypervisor.open_console(instance).await.ok() }).await;

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use ec_hypervisor::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Operation, SimulatedHypervisor, Usage, VolumeSource,
+    HypervisorResult, Observed, Operation, Printed, SimulatedHypervisor, Usage, VolumeSource,
 };
 use ec_model::{Address, Attachment, BaseImage, InstanceId, NodeId};
 use tokio::{
@@ -420,11 +420,7 @@ impl Hypervisor for Hands {
         self.ask("open the console", self.computer.hypervisor.open_console(instance)).await
     }
 
-    async fn follow_console(
-        &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+    async fn follow_console(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<Printed> {
         self.ask("follow the console", self.computer.hypervisor.follow_console(instance, max_bytes)).await
     }
 

@@ -5,7 +5,7 @@
 //! ```
 //!
 //! Of a log, an empty message stands between what was there and what comes; of a disk, the first message is how many bytes
-//! it has, in eight with the highest first. The closing message says why it ends.
+//! it has, in eight with the highest first. The closing message says why it ends, with the code 1011 where it broke.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -13,15 +13,18 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use ec_hypervisor::Console;
+use ec_hypervisor::{Console, HypervisorResult, Printed};
 use ec_model::{Access, AccessKind, AccessWish, InstanceId, RequestId, Ticket};
 use ec_runtime::Host;
 use ec_serve::{
-    Io, hand_over,
+    hand_over,
     port::text,
     tickets::{LIFE, Tickets},
 };
-use futures::{SinkExt, StreamExt};
+use futures::{
+    SinkExt, StreamExt,
+    stream::{BoxStream, poll_fn},
+};
 use http_body_util::Full;
 use hyper::{
     HeaderMap, Request, Response, StatusCode,
@@ -29,7 +32,7 @@ use hyper::{
     header::{self, HeaderValue},
 };
 use tokio::{
-    io::{AsyncReadExt, AsyncWriteExt},
+    io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::UnixStream,
     sync::{Semaphore, mpsc},
     time::{Instant, MissedTickBehavior, interval, timeout},
@@ -183,18 +186,33 @@ fn handshake(headers: &HeaderMap) -> Option<HeaderValue> {
 
 /// The guest's end of a stream.
 struct Ends {
-    output: mpsc::Receiver<Bytes>,
+    output: BoxStream<'static, HypervisorResult<Bytes>>,
     /// Where what is typed goes; nowhere for a log.
     input: Option<mpsc::Sender<Bytes>>,
     /// What it means that there is no more of it.
     end: &'static str,
+    /// And that it broke.
+    broken: &'static str,
 }
 
 const GUEST_ENDED: &str = "the guest has ended";
+/// A reason has no more than 123 bytes; the agent's log has the hypervisor's own words.
+const CONSOLE_BROKE: &str = "the hypervisor's connection broke; the guest may run on";
+const LOG_BROKE: &str = "its log cannot be read";
+
+/// What comes of a channel.
+fn stream<T: Send + 'static>(mut pieces: mpsc::Receiver<T>) -> BoxStream<'static, T> {
+    poll_fn(move |context| pieces.poll_recv(context)).boxed()
+}
 
 impl Ends {
     fn typing(console: Console) -> Self {
-        Self { output: console.output, input: Some(console.input), end: GUEST_ENDED }
+        Self {
+            output: stream(console.output),
+            input: Some(console.input),
+            end: GUEST_ENDED,
+            broken: CONSOLE_BROKE,
+        }
     }
 
     /// Each direction of the screen's socket is a task of its own, which ends with the other end of its channel.
@@ -222,20 +240,26 @@ impl Ends {
                 }
             }
         });
-        Self { output, input: Some(input), end: GUEST_ENDED }
+        let output = stream(output).map(Ok).boxed();
+        Self { output, input: Some(input), end: GUEST_ENDED, broken: CONSOLE_BROKE }
     }
 
-    fn reading(output: mpsc::Receiver<Bytes>) -> Self {
-        Self { output, input: None, end: GUEST_ENDED }
+    fn reading(output: Printed) -> Self {
+        Self { output: stream(output), input: None, end: GUEST_ENDED, broken: LOG_BROKE }
     }
 
     fn copying(output: mpsc::Receiver<Bytes>) -> Self {
-        Self { output, input: None, end: "that was all of the disk, or it cannot be read" }
+        let end = "that was all of the disk, or it cannot be read";
+        Self { output: stream(output).map(Ok).boxed(), input: None, end, broken: end }
     }
 }
 
 /// Passes bytes on in both directions, until the guest, whoever looks at it, or the agent ends.
-async fn pass(io: Io, mut ends: Ends, stop: CancellationToken) -> tungstenite::Result<()> {
+async fn pass(
+    io: impl AsyncRead + AsyncWrite + Unpin,
+    mut ends: Ends,
+    stop: CancellationToken,
+) -> tungstenite::Result<()> {
     let config = WebSocketConfig::default()
         .max_message_size(Some(MESSAGE_BYTES))
         .max_frame_size(Some(MESSAGE_BYTES))
@@ -255,8 +279,12 @@ async fn pass(io: Io, mut ends: Ends, stop: CancellationToken) -> tungstenite::R
         };
         tokio::select! {
             () = stop.cancelled() => break (CloseCode::Away, "the node's agent ends"),
-            piece = ends.output.recv() => match piece {
-                Some(bytes) => socket.send(Message::Binary(bytes)).await?,
+            piece = ends.output.next() => match piece {
+                Some(Ok(bytes)) => socket.send(Message::Binary(bytes)).await?,
+                Some(Err(error)) => {
+                    tracing::warn!(error = ec_runtime::exit::chain(&error), "{}", ends.broken);
+                    break (CloseCode::Error, ends.broken);
+                }
                 None => break (CloseCode::Normal, ends.end),
             },
             _ = given => (typed, heard) = (None, Instant::now()),

@@ -26,7 +26,11 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 use tokio_tungstenite::{
     WebSocketStream, client_async,
-    tungstenite::{self, Message, http::StatusCode},
+    tungstenite::{
+        self, Message,
+        http::StatusCode,
+        protocol::{CloseFrame, frame::coding::CloseCode},
+    },
 };
 
 use crate::config::Session;
@@ -102,7 +106,7 @@ impl Stream {
             let next = poll_fn(|context| self.poll(context, typed));
             match timeout(SILENT, next).await.map_err(|_| silent())?.map_err(broke)? {
                 Some(Message::Binary(bytes)) => return Ok(Piece::Bytes(bytes)),
-                Some(Message::Close(Some(frame))) => return Ok(Piece::End(frame.reason.to_string())),
+                Some(Message::Close(Some(frame))) => return end(frame),
                 Some(Message::Close(None)) | None => {
                     return Ok(Piece::End("the node's agent closed the stream".to_owned()));
                 }
@@ -155,6 +159,15 @@ impl Stream {
             Ok::<_, tungstenite::Error>(())
         };
         timeout(CLOSING, end).await.ok();
+    }
+}
+
+/// An agent tells by its code whether that is the end, or it goes on elsewhere and only the stream is over.
+fn end(frame: CloseFrame) -> Result<Piece, Failure> {
+    let reason = frame.reason.to_string();
+    match frame.code {
+        CloseCode::Error => Err(Failure { code: UNREACHABLE, message: reason }),
+        _ => Ok(Piece::End(reason)),
     }
 }
 
@@ -320,6 +333,15 @@ mod tests {
         refused(Some(EtcdTls { ca_cert: file("ca.pem"), client: None })).await;
         let why = refused(Some(EtcdTls { ca_cert: file("nowhere.pem"), client: None })).await;
         assert!(why.contains("nowhere.pem"), "{why}");
+    }
+
+    #[test]
+    fn a_stream_that_breaks_is_no_end_of_a_guest() {
+        let told = |code| end(CloseFrame { code, reason: "why".into() });
+        assert!(matches!(told(CloseCode::Normal), Ok(Piece::End(why)) if why == "why"));
+        assert!(matches!(told(CloseCode::Away), Ok(Piece::End(why)) if why == "why"));
+        let broke = told(CloseCode::Error).err().unwrap();
+        assert_eq!((broke.code, broke.message.as_str()), (UNREACHABLE, "why"));
     }
 
     #[tokio::test(start_paused = true)]

@@ -7,7 +7,7 @@ use ec_model::InstanceId;
 use tokio::{io::AsyncWriteExt, net::UnixStream, sync::mpsc, time::sleep};
 
 use super::SimulatedHypervisor;
-use crate::{Console, HypervisorError, HypervisorResult, RunState};
+use crate::{Console, HypervisorError, HypervisorResult, Printed, RunState};
 
 /// So soon what changed is seen.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -42,7 +42,7 @@ impl SimulatedHypervisor {
                 while let Ok(bytes) = typed.try_recv() {
                     own.inner().host.type_on_console(instance, &String::from_utf8_lossy(&bytes));
                     // What nobody takes is lost.
-                    print.try_send(bytes).ok();
+                    print.try_send(Ok(bytes)).ok();
                 }
                 if left {
                     break;
@@ -92,7 +92,7 @@ impl SimulatedHypervisor {
         Ok(output)
     }
 
-    pub(super) fn begin_following(&self, instance: InstanceId, max_bytes: usize) -> mpsc::Receiver<Bytes> {
+    pub(super) fn begin_following(&self, instance: InstanceId, max_bytes: usize) -> Printed {
         let (print, output) = mpsc::channel(PIECES);
         let own = self.clone();
         tokio::spawn(async move {
@@ -109,10 +109,10 @@ impl SimulatedHypervisor {
                 // A text that was set anew is told from its beginning.
                 let news = text.get(told..).unwrap_or(&text).to_owned();
                 told = text.len();
-                if !news.is_empty() && print.send(news.into()).await.is_err() {
+                if !news.is_empty() && print.send(Ok(news.into())).await.is_err() {
                     return;
                 }
-                if !std::mem::replace(&mut caught_up, true) && print.send(Bytes::new()).await.is_err() {
+                if !std::mem::replace(&mut caught_up, true) && print.send(Ok(Bytes::new())).await.is_err() {
                     return;
                 }
                 sleep(PERIOD).await;

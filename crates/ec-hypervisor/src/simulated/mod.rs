@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::{
     Console, DomainSize, DomainSpec, HostInfo, Hypervisor, HypervisorError, HypervisorEvent,
-    HypervisorResult, Observed, Usage, VolumeSource,
+    HypervisorResult, Observed, Printed, Usage, VolumeSource,
 };
 use host::Host;
 use knobs::Knobs;
@@ -497,11 +497,7 @@ impl Hypervisor for SimulatedHypervisor {
         self.begin_console(instance)
     }
 
-    async fn follow_console(
-        &self,
-        instance: InstanceId,
-        max_bytes: usize,
-    ) -> HypervisorResult<mpsc::Receiver<Bytes>> {
+    async fn follow_console(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<Printed> {
         self.enter(Operation::FollowConsole, Some(instance)).await?;
         Ok(self.begin_following(instance, max_bytes))
     }

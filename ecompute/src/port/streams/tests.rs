@@ -1,6 +1,6 @@
 //! Streams over real sockets, of guests of a simulated hypervisor.
 
-use ec_hypervisor::{Hypervisor, SimulatedHypervisor, conformance::build};
+use ec_hypervisor::{Hypervisor, HypervisorError, SimulatedHypervisor, conformance::build};
 use ec_model::{BaseImage, DiskFormat};
 use tokio::net::TcpStream;
 use tokio_tungstenite::client_async;
@@ -218,6 +218,43 @@ async fn no_more_streams_are_open_than_may_be_and_who_is_refused_may_come_again(
     let unknown = AccessWish { kind: AccessKind::Unknown, generation: 3, request_id: None };
     let access = parts.streams.admit(guest, unknown, &parts.host);
     assert!(access.generation == 3 && access.ticket.is_none() && access.reason.is_some(), "{access:?}");
+}
+
+/// The client's end of a stream whose guest's end is given.
+async fn passed(ends: Ends) -> (WebSocketStream<tokio::io::DuplexStream>, tokio::task::JoinHandle<()>) {
+    let (near, far) = tokio::io::duplex(64);
+    let passing = tokio::spawn(async move { pass(near, ends, CancellationToken::new()).await.unwrap_or(()) });
+    (WebSocketStream::from_raw_socket(far, Role::Client, None).await, passing)
+}
+
+/// With which code, and why, it was closed.
+async fn closed(socket: &mut WebSocketStream<tokio::io::DuplexStream>) -> (CloseCode, String) {
+    loop {
+        match socket.next().await.unwrap().unwrap() {
+            Message::Close(Some(frame)) => return (frame.code, frame.reason.to_string()),
+            Message::Ping(_) | Message::Binary(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_hypervisor_in_trouble_is_not_told_as_the_end_of_a_guest() {
+    for (code, broke) in [(CloseCode::Error, true), (CloseCode::Normal, false)] {
+        let (print, output) = mpsc::channel(2);
+        let (input, _typed) = mpsc::channel(1);
+        print.send(Ok(Bytes::from_static(b"last words"))).await.unwrap();
+        if broke {
+            let gone = HypervisorError::Unreachable { uri: "test:".to_owned(), detail: "no word".to_owned() };
+            print.send(Err(gone)).await.unwrap();
+        }
+        drop(print);
+        let (mut socket, passing) = passed(Ends::typing(Console { output, input })).await;
+        let reason = if broke { CONSOLE_BROKE } else { GUEST_ENDED };
+        assert_eq!(closed(&mut socket).await, (code, reason.to_owned()));
+        drop(socket);
+        passing.await.unwrap();
+    }
 }
 
 #[test]
