@@ -5,7 +5,8 @@
 //! ```
 //!
 //! Of a log, an empty message stands between what was there and what comes; of a disk, the first message is how many bytes
-//! it has, in eight with the highest first. The closing message says why it ends, with the code 1011 where it broke.
+//! it has, in eight with the highest first. The closing message says why it ends, with the code 1011 where it broke, and with
+//! 1008 where the guest takes nothing. A ping is answered once the guest has been handed all that came before it.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -35,7 +36,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::UnixStream,
     sync::{Semaphore, mpsc},
-    time::{Instant, MissedTickBehavior, interval, timeout},
+    time::{Instant, MissedTickBehavior, interval, timeout, timeout_at},
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -195,6 +196,7 @@ struct Ends {
     broken: &'static str,
 }
 
+const TAKES_NOTHING: &str = "the guest takes nothing of what is typed";
 const GUEST_ENDED: &str = "the guest has ended";
 /// A reason has no more than 123 bytes; the agent's log has the hypervisor's own words.
 const CONSOLE_BROKE: &str = "the hypervisor's connection broke; the guest may run on";
@@ -268,12 +270,13 @@ async fn pass(
     let mut ping = interval(PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut heard = Instant::now();
-    // What the guest has not taken yet. Nothing more is read meanwhile, which holds up who types.
-    let mut typed = None::<(mpsc::Sender<Bytes>, Bytes)>;
+    // What the guest has not taken yet, and since when. Nothing more is read meanwhile, which holds up who types, and hides
+    // that somebody has gone.
+    let mut typed = None::<(mpsc::Sender<Bytes>, Bytes, Instant)>;
     let (code, reason) = loop {
         let given = async {
             match &typed {
-                Some((input, bytes)) => input.send(bytes.clone()).await,
+                Some((input, bytes, since)) => timeout_at(*since + SILENCE, input.send(bytes.clone())).await,
                 None => std::future::pending().await,
             }
         };
@@ -287,13 +290,20 @@ async fn pass(
                 }
                 None => break (CloseCode::Normal, ends.end),
             },
-            _ = given => (typed, heard) = (None, Instant::now()),
+            given = given => match given {
+                Ok(_) => (typed, heard) = (None, Instant::now()),
+                Err(_) => break (CloseCode::Policy, TAKES_NOTHING),
+            },
             message = socket.next(), if typed.is_none() => {
                 heard = Instant::now();
                 match (message.transpose()?, &ends.input) {
                     (None | Some(Message::Close(_)), _) => return Ok(()),
-                    (Some(Message::Binary(bytes)), Some(input)) => typed = Some((input.clone(), bytes)),
-                    (Some(Message::Text(text)), Some(input)) => typed = Some((input.clone(), text.into())),
+                    (Some(Message::Binary(bytes)), Some(input)) => {
+                        typed = Some((input.clone(), bytes, heard));
+                    }
+                    (Some(Message::Text(text)), Some(input)) => {
+                        typed = Some((input.clone(), text.into(), heard));
+                    }
                     _ => {}
                 }
             }

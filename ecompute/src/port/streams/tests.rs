@@ -238,6 +238,21 @@ async fn closed(socket: &mut WebSocketStream<tokio::io::DuplexStream>) -> (Close
     }
 }
 
+#[tokio::test(start_paused = true)]
+async fn who_types_what_a_guest_does_not_take_is_let_go_and_so_is_who_has_gone_meanwhile() {
+    let (_print, output) = mpsc::channel(1);
+    let (input, _typed) = mpsc::channel(1);
+    let (mut socket, passing) = passed(Ends::typing(Console { output, input })).await;
+    let begun = Instant::now();
+    for _ in 0..2 {
+        socket.send(says("ls\r")).await.unwrap();
+    }
+    assert_eq!(closed(&mut socket).await, (CloseCode::Policy, TAKES_NOTHING.to_owned()));
+    assert!((SILENCE..SILENCE + PING).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    drop(socket);
+    passing.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_hypervisor_in_trouble_is_not_told_as_the_end_of_a_guest() {
     for (code, broke) in [(CloseCode::Error, true), (CloseCode::Normal, false)] {
