@@ -39,8 +39,10 @@ use crate::config::Session;
 const TRIES: usize = 3;
 /// An agent says each half minute that it is there: after so long of nothing it is not.
 const SILENT: Duration = Duration::from_secs(90);
-/// So long it may take to reach the agent, and to have its answer.
+/// So long it may take to reach the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// And to have its answer: it waits for libvirt for 35 s, and tells what that is busy with.
+const ANSWER: Duration = Duration::from_secs(45);
 /// An agent that is told of the end gets so long to hear it.
 const CLOSING: Duration = Duration::from_secs(1);
 
@@ -81,10 +83,8 @@ impl Stream {
         for _ in 0..TRIES {
             let door = look_at(&session.cloud, instance, kind).await;
             let door = door.map_err(|error| session.failed(error))?;
-            let entered = timeout(PATIENCE, enter(session.settings.etcd.tls.as_ref(), &door)).await;
-            let late = |_| Closed::For(unreachable(&door, &format!("no answer in {} s", PATIENCE.as_secs())));
-            match entered.map_err(late).and_then(|entered| entered) {
-                Ok(socket) => return Ok(Self { socket, sending: false }),
+            match enter(session.settings.etcd.tls.as_ref(), &door).await {
+                Ok(socket) => return Ok(Self::of(socket)),
                 Err(Closed::Stale) => {}
                 Err(Closed::For(failure)) => return Err(failure),
             }
@@ -92,6 +92,10 @@ impl Stream {
         Err(Failure::failed(format!(
             "its node's agent knows nothing of the tickets that it gave for {instance}; is it being started again and again?"
         )))
+    }
+
+    fn of(socket: WebSocketStream<Box<dyn Way>>) -> Self {
+        Self { socket, sending: false }
     }
 
     /// What comes next.
@@ -200,10 +204,22 @@ async fn enter(tls: Option<&EtcdTls>, door: &Door) -> Result<WebSocketStream<Box
         Some(("https", authority)) => (true, authority),
         _ => return Err(failed("this is no URL of ours".to_owned())),
     };
+    let late = |_| failed(format!("no connection in {} s", PATIENCE.as_secs()));
+    let way = timeout(PATIENCE, connect(tls, door, secure, authority)).await.map_err(late)??;
+    ask(door, authority, way).await
+}
+
+async fn connect(
+    tls: Option<&EtcdTls>,
+    door: &Door,
+    secure: bool,
+    authority: &str,
+) -> Result<Box<dyn Way>, Closed> {
+    let failed = |why: String| Closed::For(unreachable(door, &why));
     let connection = TcpStream::connect(authority).await.map_err(|error| failed(error.to_string()))?;
     // Single keys are to go at once.
     connection.set_nodelay(true).ok();
-    let way: Box<dyn Way> = if secure {
+    Ok(if secure {
         let tls = tls.ok_or_else(|| {
             failed("it speaks TLS, and schedule.yaml names no authority to trust: `etcd.ca_cert`".to_owned())
         })?;
@@ -214,9 +230,26 @@ async fn enter(tls: Option<&EtcdTls>, door: &Door) -> Result<WebSocketStream<Box
         Box::new(connector.connect(name, connection).await.map_err(|error| failed(error.to_string()))?)
     } else {
         Box::new(connection)
-    };
+    })
+}
+
+/// Brings the ticket, by whatever way.
+async fn ask(
+    door: &Door,
+    authority: &str,
+    way: Box<dyn Way>,
+) -> Result<WebSocketStream<Box<dyn Way>>, Closed> {
+    let failed = |why: String| Closed::For(unreachable(door, &why));
     let request = format!("ws://{authority}/streams/{}", door.ticket.0);
-    match client_async(request, way).await {
+    let Ok(answer) = timeout(ANSWER, client_async(request, way)).await else {
+        let Door { url, node, .. } = door;
+        let message = format!(
+            "the agent of node {node} at {url} takes the connection, and does not open the stream in {} s",
+            ANSWER.as_secs()
+        );
+        return Err(Closed::For(Failure { code: UNREACHABLE, message }));
+    };
+    match answer {
         Ok((socket, _)) => Ok(socket),
         Err(tungstenite::Error::Http(answer)) if answer.status() == StatusCode::NOT_FOUND => {
             Err(Closed::Stale)
@@ -256,7 +289,7 @@ mod tests {
 
     use ec_model::{NodeId, Ticket};
     use ec_serve::TlsSection;
-    use tokio::net::TcpListener;
+    use tokio::{io::AsyncWriteExt, net::TcpListener};
     use tokio_tungstenite::tungstenite::protocol::Role;
 
     use super::*;
@@ -316,7 +349,7 @@ mod tests {
         let door = agent(section).await;
         let own = || Some((file("me.pem"), file("me.key")));
         let tls = EtcdTls { ca_cert: file("ca.pem"), client: own() };
-        let mut stream = Stream { socket: enter(Some(&tls), &door).await.ok().unwrap(), sending: false };
+        let mut stream = Stream::of(enter(Some(&tls), &door).await.ok().unwrap());
         let Piece::Bytes(said) = stream.next().await.unwrap() else { panic!("it is closed") };
         assert_eq!(said, "well");
 
@@ -344,14 +377,41 @@ mod tests {
         assert_eq!((broke.code, broke.message.as_str()), (UNREACHABLE, "why"));
     }
 
+    /// What is told where an agent answers that after so long.
+    async fn told_after(wait: Duration, answer: &'static str) -> Failure {
+        let (here, mut there) = tokio::io::duplex(4096);
+        tokio::spawn(async move {
+            tokio::time::sleep(wait).await;
+            there.write_all(answer.as_bytes()).await.ok();
+            std::future::pending::<()>().await;
+        });
+        let url = "http://192.0.2.1:1".to_owned();
+        let door = Door { node: NodeId::new(uuid::Uuid::nil()), url, ticket: Ticket("t".to_owned()) };
+        match ask(&door, "192.0.2.1:1", Box::new(here)).await {
+            Err(Closed::For(failure)) => failure,
+            Err(Closed::Stale) => panic!("the ticket was not looked at"),
+            Ok(_) => panic!("it was let in"),
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_agent_that_waits_for_its_hypervisor_tells_that_itself() {
+        let answer = "HTTP/1.1 409 Conflict\r\ncontent-length: 17\r\n\r\nlibvirtd is stuck";
+        let told = told_after(Duration::from_secs(36), answer).await;
+        assert_eq!((told.code, told.message.as_str()), (1, "libvirtd is stuck"));
+        let told = told_after(Duration::from_secs(3600), answer).await;
+        assert!(
+            told.code == UNREACHABLE && told.message.contains("takes the connection"),
+            "{}",
+            told.message
+        );
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_a_guest_does_not_read_keeps_nobody_from_hearing_it_or_from_leaving() {
         let (here, there) = tokio::io::duplex(64);
         let way: Box<dyn Way> = Box::new(here);
-        let mut stream = Stream {
-            socket: WebSocketStream::from_raw_socket(way, Role::Client, None).await,
-            sending: false,
-        };
+        let mut stream = Stream::of(WebSocketStream::from_raw_socket(way, Role::Client, None).await);
         let mut guest = WebSocketStream::from_raw_socket(there, Role::Server, None).await;
         let mut typed = BytesMut::from(&[b'x'; 1000][..]);
         let short = Duration::from_secs(1);
