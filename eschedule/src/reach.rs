@@ -13,7 +13,7 @@ use std::{
     time::Duration,
 };
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use clap::{Subcommand, builder::NonEmptyStringValueParser};
 use ec_cloud::{find_if_any, find_placed, resolve};
 use ec_model::{AccessKind, Attachment, InstanceId};
@@ -25,6 +25,7 @@ use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::{TcpListener, TcpStream},
     signal::unix::{SignalKind, signal},
+    sync::mpsc,
 };
 
 use crate::{config::Session, output};
@@ -147,7 +148,7 @@ async fn console(session: &Session, instance: InstanceId) -> Result<(), Failure>
     let mut ending = Ending::new()?;
     // Dropped on every way out.
     let raw = Raw::enter()?;
-    let outcome = converse(&mut stream, by_hand, &mut ending).await;
+    let outcome = converse(&mut stream, typed(), by_hand, &mut ending).await;
     drop(raw);
     if by_hand {
         tell("");
@@ -159,10 +160,10 @@ async fn console(session: &Session, instance: InstanceId) -> Result<(), Failure>
 /// Passes on what is typed and what is printed; why it ended, where its user did not end it.
 async fn converse(
     stream: &mut Stream,
+    mut keys: mpsc::Receiver<Bytes>,
     by_hand: bool,
     ending: &mut Ending,
 ) -> Result<Option<String>, Failure> {
-    let mut keys = typed();
     let mut typing = true;
     // What the guest has not taken yet. Whoever types may leave meanwhile; what is read from elsewhere waits.
     let mut unsent = BytesMut::new();
@@ -171,6 +172,7 @@ async fn converse(
             key = keys.recv(), if typing && (by_hand || unsent.is_empty() && !stream.is_sending()) => {
                 let Some(bytes) = key else {
                     typing = false;
+                    stream.ask_what_is_taken();
                     continue;
                 };
                 let end = bytes.iter().position(|byte| by_hand && *byte == DETACH);
@@ -184,7 +186,7 @@ async fn converse(
                 Piece::Bytes(bytes) => out(&bytes)?,
                 Piece::End(why) => return Ok(Some(why)),
             },
-            () = tokio::time::sleep(QUIET), if !typing && unsent.is_empty() && !stream.is_sending() => {
+            () = tokio::time::sleep(QUIET), if stream.is_taken() => {
                 stream.close().await;
                 return Ok(None);
             }

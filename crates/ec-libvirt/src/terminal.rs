@@ -37,8 +37,10 @@ const LEAVING: Duration = Duration::from_millis(500);
 const NOTICED: Duration = Duration::from_secs(2);
 /// Bytes that are read at a time.
 const PIECE: usize = 4096;
-/// Pieces that wait for their reader, or for the guest.
+/// Pieces that wait for their reader.
 const PIECES: usize = 64;
+/// Pieces that wait for the guest: whoever typed is to know what it has taken.
+const TYPED: usize = 1;
 
 /// Opens the console of a guest that runs, where there is a place for one more.
 pub(crate) async fn open(
@@ -58,7 +60,7 @@ pub(crate) async fn open(
         match begin(&on_thread, &doing, instance) {
             Ok((connect, stream, run)) => {
                 let (print, output) = mpsc::channel(PIECES);
-                let (input, typed) = mpsc::channel(PIECES);
+                let (input, typed) = mpsc::channel(TYPED);
                 // Who does not wait any more has dropped the receiver, which ends it.
                 drop(told.send(Ok(Console { output, input })));
                 let broke = pump(&connect, stream, &print, typed);

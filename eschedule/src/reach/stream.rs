@@ -55,6 +55,20 @@ pub(crate) struct Stream {
     socket: WebSocketStream<Box<dyn Way>>,
     /// Whether something is typed that has not gone out yet.
     sending: bool,
+    question: Question,
+}
+
+/// Whether the guest has been handed all that was typed, which the answer to a ping tells: the agent reads on only then.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Question {
+    /// Nobody wants to know.
+    None,
+    /// Somebody does, once it has gone out.
+    Due,
+    /// It was asked.
+    Asked,
+    /// It has.
+    Taken,
 }
 
 /// What comes.
@@ -95,7 +109,7 @@ impl Stream {
     }
 
     fn of(socket: WebSocketStream<Box<dyn Way>>) -> Self {
-        Self { socket, sending: false }
+        Self { socket, sending: false, question: Question::None }
     }
 
     /// What comes next.
@@ -114,6 +128,10 @@ impl Stream {
                 Some(Message::Close(None)) | None => {
                     return Ok(Piece::End("the node's agent closed the stream".to_owned()));
                 }
+                Some(Message::Pong(_)) if self.question == Question::Asked => {
+                    self.question = Question::Taken;
+                    return Ok(Piece::Bytes(Bytes::new()));
+                }
                 // Pings are answered below this.
                 Some(_) => {}
             }
@@ -125,8 +143,15 @@ impl Stream {
         context: &mut Context<'_>,
         typed: &mut BytesMut,
     ) -> Poll<tungstenite::Result<Option<Message>>> {
-        if !typed.is_empty() && self.socket.poll_ready_unpin(context)?.is_ready() {
-            self.socket.start_send_unpin(Message::Binary(typed.split().freeze()))?;
+        let asks = typed.is_empty() && self.question == Question::Due;
+        if (asks || !typed.is_empty()) && self.socket.poll_ready_unpin(context)?.is_ready() {
+            let message = if asks {
+                self.question = Question::Asked;
+                Message::Ping(Bytes::new())
+            } else {
+                Message::Binary(typed.split().freeze())
+            };
+            self.socket.start_send_unpin(message)?;
             self.sending = true;
         }
         if self.sending && self.socket.poll_flush_unpin(context)?.is_ready() {
@@ -139,6 +164,16 @@ impl Stream {
     /// Whether something is typed that has not gone out yet.
     pub(super) fn is_sending(&self) -> bool {
         self.sending
+    }
+
+    /// Asks to be told when the guest has been handed all that is typed.
+    pub(super) fn ask_what_is_taken(&mut self) {
+        self.question = Question::Due;
+    }
+
+    /// Whether the guest has been handed that.
+    pub(super) fn is_taken(&self) -> bool {
+        self.question == Question::Taken
     }
 
     /// Types this.
@@ -171,6 +206,7 @@ fn end(frame: CloseFrame) -> Result<Piece, Failure> {
     let reason = frame.reason.to_string();
     match frame.code {
         CloseCode::Error => Err(Failure { code: UNREACHABLE, message: reason }),
+        CloseCode::Policy => Err(Failure::failed(reason)),
         _ => Ok(Piece::End(reason)),
     }
 }
@@ -292,7 +328,10 @@ mod tests {
     use tokio::{io::AsyncWriteExt, net::TcpListener};
     use tokio_tungstenite::tungstenite::protocol::Role;
 
-    use super::*;
+    use super::{
+        super::{Ending, QUIET, converse},
+        *,
+    };
 
     /// Certificates of two authorities.
     fn certificates() -> tempfile::TempDir {
@@ -405,6 +444,28 @@ mod tests {
             "{}",
             told.message
         );
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_was_piped_is_waited_for_until_the_guest_has_been_handed_it() {
+        let (here, there) = tokio::io::duplex(1024);
+        let way: Box<dyn Way> = Box::new(here);
+        let mut stream = Stream::of(WebSocketStream::from_raw_socket(way, Role::Client, None).await);
+        let mut agent = WebSocketStream::from_raw_socket(there, Role::Server, None).await;
+        let (keys, typed) = tokio::sync::mpsc::channel(1);
+        keys.send(Bytes::from_static(b"date\r")).await.unwrap();
+        drop(keys);
+        let busy = Duration::from_secs(30);
+        let handing = tokio::spawn(async move {
+            assert_eq!(agent.next().await.unwrap().unwrap().into_data(), "date\r");
+            // The guest takes nothing for so long, and nothing is read on.
+            tokio::time::sleep(busy).await;
+            while let Some(Ok(_)) = agent.next().await {}
+        });
+        let (begun, mut ending) = (tokio::time::Instant::now(), Ending::new().unwrap());
+        let end = converse(&mut stream, typed, false, &mut ending).await.unwrap();
+        assert!(end.is_none() && begun.elapsed() >= busy + QUIET, "{:?}", begun.elapsed());
+        handing.await.unwrap();
     }
 
     #[tokio::test(start_paused = true)]
