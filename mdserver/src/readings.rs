@@ -5,7 +5,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use ec_metadata::{Account, RecordDir};
+use ec_metadata::{Account, RecordDir, Source};
 use ec_runtime::service;
 use ec_serve::{metrics::Exposition, port::Tells};
 
@@ -24,12 +24,12 @@ pub(crate) fn turned() {
 /// What is known of this server.
 pub(crate) struct Readings {
     account: Arc<Account>,
-    records: RecordDir,
+    records: Source,
 }
 
 impl Readings {
     pub(crate) fn new(account: Arc<Account>, records: RecordDir) -> Self {
-        Self { account, records }
+        Self { account, records: Source::new(records) }
     }
 }
 

@@ -35,4 +35,5 @@ pub use answer::MetadataService;
 pub use caller::{Caller, Origin};
 pub use port::{Holder, holder};
 pub use records::{InstanceRecord, RECORD_VERSION, RecordDir, RecordFileError};
+pub use registry::Source;
 pub use serve::{MetadataConfig, MetadataError, serve};

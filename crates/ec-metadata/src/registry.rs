@@ -35,15 +35,24 @@ const ANSWERS_IN: Duration = Duration::from_secs(2);
 
 /// The records of one agent of this host. They are asked one question at a time: each that is not answered holds a thread.
 #[derive(Debug, Clone)]
-struct Source {
+pub struct Source {
     records: RecordDir,
     /// When the question was asked that is under way.
     asked: Arc<(Mutex<Option<Instant>>, Condvar)>,
 }
 
 impl Source {
-    fn new(records: RecordDir) -> Self {
+    /// Records that are to be asked.
+    pub fn new(records: RecordDir) -> Self {
         Self { records, asked: Arc::default() }
+    }
+
+    /// How many instances and volumes have a record; blocks for some seconds at most.
+    ///
+    /// # Errors
+    /// They cannot be listed, or do not answer.
+    pub fn count(&self) -> Result<usize, RecordFileError> {
+        self.ask(RecordDir::count)
     }
 
     /// What they answer to that; an error where they do not, at once where somebody waits for them in vain already.
@@ -283,6 +292,7 @@ mod tests {
         let sources = Sources::new("br1".into(), one, &place);
         let mac = |number| record(number).macs[0];
         assert_eq!(sources.find_by_mac(mac(2)).unwrap(), Some(record(2)), "before it is known itself");
+        assert_eq!(sources.own.count().unwrap(), 1);
         sources.register().unwrap();
         assert_eq!(sources.bridges(), ["br1", "br2"], "the lost one is swept");
         for number in [1, 2] {

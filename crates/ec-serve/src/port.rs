@@ -191,7 +191,7 @@ pub trait Tells: Send + Sync + 'static {
         None
     }
 
-    /// The numbers. May block for as long as a directory takes.
+    /// The numbers, asked on a thread of their own: may block for as long as a directory takes, if not for ever.
     fn numbers(&self) -> String;
 }
 
@@ -211,7 +211,13 @@ impl<T: Tells> Serves for Readings<T> {
         if let Some(refused) = crate::refusal(&request, None) {
             return refused;
         }
-        self.reading(request.method(), request.uri().path())
+        let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+        let told = Self(Arc::clone(&self.0));
+        // What else the program does goes on: some have one thread for all of it.
+        let answer = tokio::task::spawn_blocking(move || told.reading(&method, &path)).await;
+        answer.unwrap_or_else(|error| {
+            text(StatusCode::INTERNAL_SERVER_ERROR, format!("the answer broke off: {error}"))
+        })
     }
 }
 
@@ -271,6 +277,8 @@ fn typed(status: StatusCode, content_type: &'static str, body: String) -> Respon
 
 #[cfg(test)]
 mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
     use super::*;
 
     struct Told(bool);
@@ -318,6 +326,49 @@ mod tests {
         let port = Readings(Arc::new(Plain));
         assert_eq!(port.reading(&Method::GET, "/readyz").status(), StatusCode::NOT_FOUND);
         assert_eq!(port.reading(&Method::GET, "/metrics").status(), StatusCode::OK);
+    }
+
+    /// Whose numbers come once somebody lets go of what holds them up.
+    struct Slow(std::sync::Mutex<std::sync::mpsc::Receiver<()>>);
+
+    impl Tells for Slow {
+        fn health(&self) -> Result<&'static str, &'static str> {
+            Ok("ok")
+        }
+
+        fn numbers(&self) -> String {
+            self.0.lock().unwrap().recv_timeout(Duration::from_secs(60)).ok();
+            "late 1\n".to_owned()
+        }
+    }
+
+    #[tokio::test]
+    async fn numbers_that_take_long_hold_up_nothing_else() {
+        let port = Port::open("127.0.0.1:0".parse().unwrap(), "program", "choose another").await.unwrap();
+        let address = port.address().unwrap();
+        let (go_on, held) = std::sync::mpsc::channel();
+        let stop = CancellationToken::new();
+        let desk = Readings(Arc::new(Slow(std::sync::Mutex::new(held))));
+        let served = tokio::spawn(port.serve(desk, "numbers", stop.clone()));
+        let ask = async |path: &str| {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            let request = format!("GET {path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n");
+            stream.write_all(request.as_bytes()).await.unwrap();
+            let mut answer = String::new();
+            stream.read_to_string(&mut answer).await.unwrap();
+            answer
+        };
+        let begun = std::time::Instant::now();
+        let (numbers, ()) = tokio::join!(ask("/metrics"), async {
+            // The numbers are asked for first.
+            tokio::time::sleep(Duration::from_millis(200)).await;
+            assert!(ask("/healthz").await.ends_with("ok\n"));
+            go_on.send(()).unwrap();
+        });
+        assert!(numbers.ends_with("late 1\n"), "{numbers}");
+        assert!(begun.elapsed() < Duration::from_secs(30), "{:?}", begun.elapsed());
+        stop.cancel();
+        served.await.unwrap();
     }
 
     #[tokio::test]
