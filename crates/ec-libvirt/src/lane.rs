@@ -136,7 +136,7 @@ impl Lanes {
     ) -> HypervisorResult<T> {
         let timed_out = |what| HypervisorError::TimedOut { what, seconds: self.timeout.as_secs() };
         if self.hung.is(scope) {
-            return Err(timed_out(format!("an earlier call than the one to {what}")));
+            return Err(timed_out(format!("an earlier call to libvirt, before the one to {what},")));
         }
         let permits = async {
             let other = match scope {
