@@ -13,8 +13,8 @@ use crate::{bounded, config::Settings, reach::trust};
 
 /// So long one may take.
 const PATIENCE: Duration = Duration::from_secs(2);
-/// So many are asked at a time.
-const CONCURRENCY: usize = 16;
+/// So many are asked at a time: where packet rules drop what is sent to a thousand, each is waited for in vain.
+const CONCURRENCY: usize = 128;
 /// An answer of more bytes is none: what an agent with ten thousand instances says takes a few megabytes.
 const LENGTH_MAX: usize = 16 << 20;
 
