@@ -205,8 +205,8 @@ async fn destroy_heard(
             Some(Giver::Has { node, alive, .. }) => Doomed::By { node: *node, alive: *alive },
             Some(Giver::HasNot { .. }) | None => Doomed::By { node: known.node, alive: known.node_alive },
         };
-        let is_wished = known.request.record().is_some_and(|request| request.desired == Desired::Destroyed);
-        if is_wished && known.record.is_none() {
+        // It is written already.
+        if known.is_doomed() && known.record.is_none() {
             return Ok(doomed);
         }
         let member = match &known.record {
