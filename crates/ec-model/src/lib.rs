@@ -19,7 +19,7 @@ pub use ids::{ImageId, InstanceId, InvalidId, InvalidMac, MacAddr, NodeId};
 pub use image::{BaseImage, DiskFormat};
 pub use keys::{KeyError, Keyspace, placement_tokens};
 pub use observed::{End, MARK_NAMESPACE, Observed, Pause, RunState, mark_again};
-pub use query::{QueryError, ResourceQuery};
+pub use query::{QUERY_MAX, QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
     Attachment, Blob, CopyOf, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX,
