@@ -36,7 +36,7 @@ pub enum CloudError {
     /// Somebody else is at it at this moment.
     #[error("{0}")]
     Busy(String),
-    /// It cannot be as the instance stands; nothing was changed.
+    /// It cannot be as things stand; nothing was changed.
     #[error("{0}")]
     Refused(String),
     /// A record is of a newer release, or damaged; nothing was changed.

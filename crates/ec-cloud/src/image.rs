@@ -180,8 +180,8 @@ pub(crate) async fn fits(cloud: &Cloud, image: &ImageRef, size: &Resources) -> C
 /// taken away, as by [`tend_images`].
 ///
 /// # Errors
-/// [`CloudError::Refused`] where the project has one of that name; [`CloudError::Unavailable`] where it seems to be left over, and this
-/// host's clock is not to be trusted.
+/// [`CloudError::Refused`] where the project has one of that name, or one that seems to be left over where this host's clock is not to be
+/// trusted.
 pub async fn add_image(
     cloud: &Cloud,
     new: &NewImage,

@@ -472,7 +472,7 @@ pub(crate) fn young_for(cloud: &Cloud, record: &Instance) -> Option<SignedDurati
 /// clock of its own.
 pub(crate) async fn trust_age(cloud: &Cloud, record: &Instance) -> CloudResult<()> {
     let Some(why) = clocks_differ(cloud.placement.compare_clocks().await) else { return Ok(()) };
-    Err(CloudError::Unavailable(format!(
+    Err(CloudError::Refused(format!(
         "{why}: a command may still be at {}, which seems to be left of one of {} that was killed, so it stays, with its name",
         record.instance, record.created_at
     )))

@@ -43,9 +43,8 @@ pub fn clock_in_words(ahead: i64) -> String {
 /// # Errors
 /// [`clocks_differ`].
 pub fn trust_clock(ahead: Option<i64>) -> CloudResult<()> {
-    let stays = |why| {
-        CloudError::Unavailable(format!("{why}: somebody may be at what seems to be left, so it stays"))
-    };
+    let stays =
+        |why| CloudError::Refused(format!("{why}: somebody may be at what seems to be left, so it stays"));
     clocks_differ(ahead).map_or(Ok(()), |why| Err(stays(why)))
 }
 
@@ -227,8 +226,8 @@ mod tests {
             assert!(trust_clock(ahead).is_ok(), "{ahead:?}");
         }
         for (ahead, side) in [(61, "61 s behind that"), (-660, "660 s ahead of that")] {
-            let why = trust_clock(Some(ahead)).unwrap_err().to_string();
-            assert!(why.contains(side), "{why}");
+            let error = trust_clock(Some(ahead)).unwrap_err();
+            assert!(error.kind() == Kind::Refused && error.to_string().contains(side), "{error}");
         }
     }
 

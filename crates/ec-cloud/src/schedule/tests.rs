@@ -490,7 +490,7 @@ async fn what_only_another_clock_has_left_over_is_left_to_the_command_that_may_b
         ];
         for why in refused {
             let (kind, why) = (why.kind(), why.to_string());
-            assert!(kind == Kind::Unreachable && why.contains("`timedatectl` on both"), "{why}");
+            assert!(kind == Kind::Refused && why.contains("`timedatectl` on both"), "{why}");
             assert!(why.contains(&left.instance.to_string()) && why.contains("660 s"), "{why}");
         }
         assert!(crate::group::placeless(&cloud, "shop").await.unwrap().is_empty());
