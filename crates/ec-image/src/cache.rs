@@ -226,12 +226,11 @@ impl ImageCache {
     ) -> Result<CachedImage, ImageError> {
         let key = flight::key(wanted);
         let wanted = Wanted::parse(wanted)?;
-        let fits = |needed: u64| match max_virtual_size {
-            Some(allowed) if needed > allowed => {
-                Err(ImageError::VirtualSize { url: wanted.label.clone(), needed, allowed })
-            }
-            _ => Ok(()),
+        let too_large = |size: u64, needed: Option<u64>| {
+            let allowed = max_virtual_size.filter(|allowed| size > *allowed)?;
+            Some(ImageError::VirtualSize { url: wanted.label.clone(), needed, allowed })
         };
+        let fits = |size: u64| too_large(size, Some(size)).map_or(Ok(()), Err);
         let hand_out = |landed: Landed| {
             fits(landed.base.virtual_size)?;
             Ok(CachedImage { base: landed.base, _pin: landed.pin })
@@ -263,6 +262,9 @@ impl ImageCache {
                     break outcome.clone().and_then(hand_out);
                 }
                 if let Err(error) = now.virtual_size.map_or(Ok(()), fits) {
+                    break Err(error);
+                }
+                if let Some(error) = too_large(now.at_least, None) {
                     break Err(error);
                 }
             }

@@ -54,6 +54,14 @@ pub enum ImageError {
         /// The status code.
         status: u16,
     },
+    /// The origin sends to where nothing is fetched from.
+    #[error("the origin of the image {url} {how}")]
+    Nowhere {
+        /// The URL.
+        url: String,
+        /// To where, as [`crate::leads_nowhere`] tells it.
+        how: String,
+    },
     /// The origin sends from one place to the next.
     #[error("the origin of the image {url} redirects more than {limit} times")]
     TooManyRedirects {
@@ -93,8 +101,10 @@ pub enum ImageError {
         /// The digest found, in hex.
         actual: String,
     },
-    /// What it is packed in is damaged, or ends too early.
-    #[error("the image {url} is packed with {packing} and cannot be unpacked: it is damaged, or not whole")]
+    /// What it is packed in is damaged, ends too early, or is not all.
+    #[error(
+        "the image {url} is packed with {packing} and cannot be unpacked: it is damaged, not whole, or something follows its end"
+    )]
     Unpacking {
         /// The URL.
         url: String,
@@ -148,17 +158,17 @@ pub enum ImageError {
         refusal: Refusal,
     },
     /// The disk in it is bigger than what was allocated.
-    #[error("the image {url} needs a disk of {}, DISK_GB allocated is {}", Size(*.needed), Size(*.allowed))]
+    #[error("the image {url} needs a disk of {}, DISK_GB allocated is {}", beyond(*.needed, *.allowed), Size(*.allowed))]
     VirtualSize {
         /// The URL.
         url: String,
-        /// The size of the disk in it, in bytes.
-        needed: u64,
+        /// The size of the disk in it, in bytes; none where that is not known before all of it has come.
+        needed: Option<u64>,
         /// The size allowed, in bytes.
         allowed: u64,
     },
     /// The image alone is bigger than the whole cache may be.
-    #[error("an image of {} does not fit the image cache, which may hold {}: images.max_gb of compute.yaml is its bound", Size(*.size), Size(*.max_bytes))]
+    #[error("an image of {} does not fit the image cache, which may hold {}: images.max_gb of compute.yaml is its bound", beyond(Some(*.size), *.max_bytes), Size(*.max_bytes))]
     TooBig {
         /// Size of the image, as far as known, in bytes.
         size: u64,
@@ -355,6 +365,13 @@ impl ImageError {
     }
 }
 
+/// A size that is larger than a bound: what both would read alike is more than that.
+fn beyond(size: Option<u64>, bound: u64) -> String {
+    let bound = Size(bound).to_string();
+    let told = size.map(|size| Size(size).to_string()).filter(|told| *told != bound);
+    told.unwrap_or_else(|| format!("more than {bound}"))
+}
+
 fn expected_text(expected: Option<u64>) -> String {
     expected.map(|bytes| format!(" of {bytes}")).unwrap_or_default()
 }
@@ -426,11 +443,20 @@ mod tests {
 
     #[test]
     fn an_image_too_big_for_its_disk_says_both_sizes() {
-        let error = ImageError::VirtualSize { url: "file:///x".into(), needed: 3 << 30, allowed: 1 << 30 };
-        assert_eq!(
-            error.to_string(),
-            "the image file:///x needs a disk of 3.0 GiB, DISK_GB allocated is 1.0 GiB"
-        );
-        assert!(!error.is_transient());
+        for (needed, told) in [
+            (Some(3 << 30), "3.0 GiB"),
+            // They would read alike.
+            (Some((1 << 30) + 512), "more than 1.0 GiB"),
+            (None, "more than 1.0 GiB"),
+        ] {
+            let error = ImageError::VirtualSize { url: "file:///x".into(), needed, allowed: 1 << 30 };
+            assert_eq!(
+                error.to_string(),
+                format!("the image file:///x needs a disk of {told}, DISK_GB allocated is 1.0 GiB")
+            );
+            assert!(!error.is_transient());
+        }
+        let text = ImageError::TooBig { size: (2 << 30) + 1, max_bytes: 2 << 30 }.to_string();
+        assert!(text.starts_with("an image of more than 2.0 GiB does not fit"), "{text}");
     }
 }

@@ -24,6 +24,8 @@ pub(crate) struct State {
     pub(crate) progress: Option<Progress>,
     /// The size of the disk in the image, as soon as its header has come.
     pub(crate) virtual_size: Option<u64>,
+    /// So many bytes of the disk are there, where nobody knows its size before its end.
+    pub(crate) at_least: u64,
     pub(crate) outcome: Option<Result<Landed, ImageError>>,
 }
 

@@ -37,6 +37,9 @@ use crate::{
 
 const REDIRECTS_MAX: usize = 10;
 
+/// No scheme that anybody would know again is longer.
+const SCHEME_MAX: usize = 32;
+
 /// Where the cache has what the URL gave last, an origin that is away is not waited for longer.
 const PATIENCE_WITH_COPY: Duration = Duration::from_secs(2);
 
@@ -210,7 +213,13 @@ impl Origin {
             Ok(response) => response.map_err(|error| self.failed(wanted, error))?,
             Err(_) => return Err(ImageError::Stalled { url: wanted.label.clone(), after: self.window() }),
         };
-        let status = || ImageError::Status { url: wanted.label.clone(), status: response.status().as_u16() };
+        let status = || {
+            let (url, status) = (wanted.label.clone(), response.status().as_u16());
+            match leads_nowhere(status, text(&response, header::LOCATION).as_deref()) {
+                Some(how) => ImageError::Nowhere { url, how },
+                None => ImageError::Status { url, status },
+            }
+        };
         let is_begun = course.partial.is_some();
         let offer = offered(&response, course.partial.as_ref());
         if let Some(error) = offer.as_ref().and_then(|offer| self.vain.known(wanted, offer)) {
@@ -428,9 +437,21 @@ fn follow(attempt: redirect::Attempt<'_>, addresses: &Addresses) -> redirect::Ac
             Ok(()) => attempt.follow(),
             Err(forbidden) => attempt.error(forbidden),
         },
-        // Told as the status that it is.
+        // Told by the answer, as what is no address for any client.
         _ => attempt.stop(),
     }
+}
+
+/// How a redirect that was not followed is told, in a sentence's part: by its status code, and the URL that it leads to, which may hold
+/// secrets. None where it is no redirect.
+pub fn leads_nowhere(status: u16, location: Option<&str>) -> Option<String> {
+    let is_redirect = matches!(status, 301 | 302 | 303 | 307 | 308);
+    let scheme = location.and_then(|location| Url::parse(location).ok()).map(|url| url.scheme().to_owned());
+    let how = match scheme.filter(|scheme| scheme.len() <= SCHEME_MAX) {
+        Some(scheme) => format!("to a URL of {scheme}:, and only http:// and https:// are followed"),
+        None => "and names no place that can be followed".to_owned(),
+    };
+    is_redirect.then(|| format!("redirects (HTTP status {status}) {how}"))
 }
 
 fn text(response: &Response, name: header::HeaderName) -> Option<String> {
@@ -515,6 +536,29 @@ mod tests {
         assert_eq!((0..59).find_map(|_| meter.measure(second, 1)), Some(((1 << 20) + 59, 17_477)));
         assert_eq!(minute(&mut meter, 1), Some((60, 1)));
         assert_eq!(minute(&mut meter, 1024), Some((60 << 10, RATE_MIN)));
+    }
+
+    #[test]
+    fn a_redirect_that_is_not_followed_says_where_it_leads_and_no_secret() {
+        let told = |location| leads_nowhere(302, location).unwrap();
+        for (location, wanted) in [
+            (
+                Some("file:///etc/shadow"),
+                "redirects (HTTP status 302) to a URL of file:, and only http:// and https:// are followed",
+            ),
+            (
+                Some("ftp://me:secret@host/x"),
+                "redirects (HTTP status 302) to a URL of ftp:, and only http:// and https:// are followed",
+            ),
+            (Some("http://"), "redirects (HTTP status 302) and names no place that can be followed"),
+            (None, "redirects (HTTP status 302) and names no place that can be followed"),
+        ] {
+            assert_eq!(told(location), wanted);
+        }
+        assert!(told(Some(&format!("{}:x", "a".repeat(99)))).len() < 99);
+        assert!(
+            [200, 206, 304, 404].iter().all(|status| leads_nowhere(*status, Some("file:///x")).is_none())
+        );
     }
 
     #[test]

@@ -306,7 +306,7 @@ impl Disk {
             && self.written - self.told >= PROGRESS_STEP
         {
             self.told = self.written;
-            self.state.send_modify(|state| state.virtual_size = Some(self.written));
+            self.state.send_modify(|state| state.at_least = self.written);
         }
         Ok(())
     }

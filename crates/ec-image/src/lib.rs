@@ -49,6 +49,7 @@ mod vain;
 
 pub use cache::{CacheConfig, CachedImage, ImageCache};
 pub use error::{ImageError, Size};
+pub use http::leads_nowhere;
 pub use index::FileStamp;
 pub use inspect::{HEADER_LEN, InspectError, Inspected, Refusal, inspect, inspect_file, stands_on};
 pub use probe::{Probe, ProbeFailure, Probed};

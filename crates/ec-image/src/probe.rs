@@ -44,8 +44,10 @@ pub enum ProbeFailure {
     /// They are no disk that can be used.
     #[error("{0}")]
     Refused(Refusal),
-    /// What they are packed in is damaged, or ends too early.
-    #[error("it is packed with {packing} and cannot be unpacked: it is damaged, or not whole")]
+    /// What they are packed in is damaged, ends too early, or is not all.
+    #[error(
+        "it is packed with {packing} and cannot be unpacked: it is damaged, not whole, or something follows its end"
+    )]
     Unpacking {
         /// With what.
         packing: &'static str,
@@ -186,6 +188,9 @@ mod tests {
         let torn = zstd::stream::encode_all(&vec![1; 1 << 20][..], 1).unwrap();
         let error = probe(&torn[..torn.len() - 3], 1000).map(|_| ()).unwrap_err().to_string();
         assert!(error.contains("packed with zstd") && error.contains("not whole"), "{error}");
+        let more = [&torn[..], b"more"].concat();
+        let error = probe(&more, 1000).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("something follows its end"), "{error}");
         assert!(probe(&backed, 100).is_err());
     }
 }
