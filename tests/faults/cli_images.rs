@@ -321,6 +321,15 @@ async fn what_is_at_a_url_is_copied_into_the_store_whole_and_its_origin_asked_on
     let absent = Server::start(|_, _| vec![Step::Send(answer("404 Not Found", "", b"no"))]).await;
     let url = absent.image().url;
     refused(&control, &["image", "add", "x", "--copy", &url], 1, "HTTP status 404")?;
+    let away =
+        Server::start(|_, _| vec![Step::Send(answer("302 Found", "location: file:///etc/passwd\r\n", b""))])
+            .await;
+    let wanted = "redirects (HTTP status 302) to a URL of file:, and only http://";
+    refused(&control, &["image", "add", "x", "--copy", &away.image().url], 1, wanted)?;
+    let mut by_proxy = control.command(&["image", "add", "x", "--copy", &url]);
+    let failed = by_proxy.env("http_proxy", "http://127.0.0.1:9").output()?;
+    let told = String::from_utf8(failed.stderr)?;
+    ensure!(told.contains("by the proxy that `http_proxy` names"), "{told}");
     assert_eq!((images(&control).await?.len(), entries(&store).len()), (1, 1));
     Ok(())
 }

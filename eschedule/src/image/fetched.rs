@@ -1,13 +1,13 @@
 //! Images whose bytes are copied from a URL into the image store: their origin is asked once, whatever number of nodes there
 //! are.
 
-use std::{io, path::PathBuf, time::Duration};
+use std::{env, io, path::PathBuf, time::Duration};
 
-use ec_image::ImageStore;
+use ec_image::{ImageStore, leads_nowhere};
 use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 use futures::TryStreamExt;
-use reqwest::{Client, ClientBuilder, Response, StatusCode, Url};
+use reqwest::{Client, ClientBuilder, Response, StatusCode, Url, header::LOCATION};
 use tokio_util::io::StreamReader;
 
 use super::send::{self, Sender};
@@ -28,7 +28,7 @@ pub(super) async fn sender(url: &str) -> Result<Sender, Failure> {
         let why = chain(&error.without_url());
         Failure {
             code: UNREACHABLE,
-            message: format!("cannot fetch {}: {why}; nothing was added", at.told()),
+            message: format!("cannot fetch {}{}: {why}; nothing was added", at.told(), by_proxy(url)),
         }
     };
     // Packed or not, the digests are of what is published: nothing is unpacked on the way.
@@ -54,6 +54,24 @@ fn file(url: &str) -> Option<Result<PathBuf, ()>> {
     Some(url.to_file_path())
 }
 
+/// The variables that name a proxy for a scheme, the first that is set before the others.
+const PROXIES: [(&str, &[&str]); 2] = [
+    ("http://", &["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"]),
+    ("https://", &["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]),
+];
+
+/// That a proxy is asked for it, in a sentence's part, where the environment names one: what fails may be that.
+pub(super) fn by_proxy(url: &str) -> String {
+    proxy_of(url, |name| env::var_os(name).is_some_and(|value| !value.is_empty()))
+        .map(|name| format!(" (by the proxy that `{name}` names, unless `no_proxy` has the host)"))
+        .unwrap_or_default()
+}
+
+fn proxy_of(url: &str, is_set: impl Fn(&str) -> bool) -> Option<&'static str> {
+    let (_, names) = PROXIES.into_iter().find(|(scheme, _)| url.starts_with(scheme))?;
+    names.iter().copied().find(|name| is_set(name))
+}
+
 /// What is answered at a URL, where that is what was asked for.
 pub(super) async fn answer(
     client: ClientBuilder,
@@ -70,13 +88,24 @@ pub(super) async fn answer(
         return Ok(answer);
     }
     let status = answer.status().as_u16();
-    let url = ImageRef::at(url);
-    Err(Failure::failed(format!("{} was answered with HTTP status {status}", url.told())))
+    let location = answer.headers().get(LOCATION).and_then(|location| location.to_str().ok());
+    let how =
+        leads_nowhere(status, location).unwrap_or_else(|| format!("was answered with HTTP status {status}"));
+    Err(Failure::failed(format!("{} {how}", ImageRef::at(url).told())))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_proxy_that_is_asked_is_the_one_that_is_named_for_the_scheme() {
+        let proxy = |url, set: &[&str]| proxy_of(url, |name| set.contains(&name));
+        assert_eq!(proxy("http://host/x", &["https_proxy"]), None);
+        assert_eq!(proxy("http://host/x", &["http_proxy", "ALL_PROXY"]), Some("http_proxy"));
+        assert_eq!(proxy("https://host/x", &["http_proxy", "ALL_PROXY"]), Some("ALL_PROXY"));
+        assert_eq!(proxy("s3://bucket/x", &["all_proxy"]), None);
+    }
 
     #[test]
     fn a_file_is_the_one_that_agents_read_by_its_url() {

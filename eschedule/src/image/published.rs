@@ -5,7 +5,10 @@ use std::{collections::BTreeMap, time::Duration};
 use ec_model::ImageRef;
 use ec_runtime::exit::{Failure, UNREACHABLE, chain};
 
-use super::{fetched::answer, known::Known};
+use super::{
+    fetched::{answer, by_proxy},
+    known::Known,
+};
 use crate::bounded;
 
 /// Files of digests are some kilobytes.
@@ -34,7 +37,11 @@ async fn found(known: Known, mirrors: &BTreeMap<String, String>) -> Result<Image
 async fn read(url: &str) -> Result<String, Failure> {
     let unreachable = |error: reqwest::Error| Failure {
         code: UNREACHABLE,
-        message: format!("cannot read the published digests at {url}: {}", chain(&error.without_url())),
+        message: format!(
+            "cannot read the published digests at {url}{}: {}",
+            by_proxy(url),
+            chain(&error.without_url())
+        ),
     };
     // A digest that came another way than by HTTPS proves nothing, unless that is what was configured.
     let client = reqwest::Client::builder().https_only(url.starts_with("https://")).timeout(PATIENCE);
