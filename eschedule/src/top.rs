@@ -20,6 +20,7 @@ mod tests;
 
 use std::{
     convert::Infallible,
+    env,
     ffi::{OsStr, OsString},
     io::{self, IsTerminal},
     process::Stdio,
@@ -99,10 +100,17 @@ enum News {
 /// Whether this can be at all.
 ///
 /// # Errors
-/// A form for scripts is wanted, or nobody looks.
+/// A form for scripts is wanted, nobody looks, or the terminal has lines alone.
 pub(crate) fn for_people(output: Output) -> Result<(), Failure> {
     if output == Output::Table && io::stdin().is_terminal() && io::stdout().is_terminal() {
-        return Ok(());
+        // Nothing else says that what places a cursor is printed there as it is.
+        return match env::var_os("TERM").is_some_and(|term| term == "dumb") {
+            true => Err(Failure::usage(
+                "`top` draws on the whole of a terminal, and this one prints lines alone (`TERM` is `dumb`): `eschedule watch` and \
+                 `eschedule list` are for that",
+            )),
+            false => Ok(()),
+        };
     }
     Err(Failure::usage(
         "`top` is for people at a terminal: for scripts there are `eschedule watch -o json` and `eschedule list -o json`",

@@ -88,6 +88,21 @@ async fn who_leaves_while_something_is_asked_for_may_stop_waiting_for_that() -> 
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_terminal_of_lines_alone_is_refused_and_of_one_that_is_too_large_a_part_is_drawn() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("host", true, PLENTY).await?;
+    let mut dumb = control.command(&["top"]);
+    dumb.env("TERM", "dumb");
+    let mut top = Terminal::start(&dumb)?;
+    top.until_seen("this one prints lines alone")?;
+    top.ends(2)?;
+    let mut top = Terminal::of_size(&control.command(&["top"]), u16::MAX, u16::MAX)?;
+    top.until_seen("nodes 1/1 alive")?;
+    top.types("q")?;
+    top.ends(0)
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn without_a_terminal_or_for_scripts_the_live_view_says_what_serves_them() -> Result<()> {
     let control = Control::start().await?;
     for arguments in [&["top"][..], &["top", "-o", "json"]] {

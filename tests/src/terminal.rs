@@ -33,12 +33,18 @@ pub struct Terminal {
 impl Terminal {
     /// Starts the program there, 24 lines of 80 columns.
     pub fn start(program: &Command) -> Result<Self> {
-        let size = Winsize { ws_row: 24, ws_col: 80, ws_xpixel: 0, ws_ypixel: 0 };
+        Self::of_size(program, 24, 80)
+    }
+
+    /// Starts the program on one that says it has so many lines and columns. A thousand of each are looked at.
+    pub fn of_size(program: &Command, lines: u16, columns: u16) -> Result<Self> {
+        let size = Winsize { ws_row: lines, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 };
         let OpenptyResult { master, slave } = openpty(Some(&size), None)?;
         let (slave, before) = (File::from(slave.try_clone()?), tcgetattr(&slave)?);
         // util-linux' setsid makes it the terminal that the program has, and not the one of whoever runs the tests.
         let mut command = Command::new("setsid");
         command.arg("--ctty").arg(program.get_program()).args(program.get_args()).env_remove("NO_COLOR");
+        command.envs(program.get_envs().filter_map(|(name, value)| Some((name, value?))));
         let end = || slave.try_clone().map(Stdio::from);
         let child = command.stdin(end()?).stdout(end()?).stderr(end()?).spawn()?;
         let (keys, mut master) = (File::from(master.try_clone()?), File::from(master));
@@ -51,7 +57,7 @@ impl Terminal {
                 }
             }
         });
-        let screen = vt100::Parser::new(24, 80, 0);
+        let screen = vt100::Parser::new(lines.min(1000), columns.min(1000), 0);
         Ok(Self { child, slave, before, keys, printed, screen })
     }
 

@@ -8,7 +8,7 @@ use std::{
 use ec_runtime::exit::Failure;
 use futures::StreamExt;
 use ratatui::{
-    Frame, Terminal,
+    Frame, Terminal, TerminalOptions, Viewport,
     backend::CrosstermBackend,
     crossterm::{
         cursor::Show,
@@ -16,9 +16,14 @@ use ratatui::{
         execute,
         terminal::{
             Clear, ClearType, EnterAlternateScreen, LeaveAlternateScreen, disable_raw_mode, enable_raw_mode,
+            size,
         },
     },
+    layout::Rect,
 };
+
+/// So many columns and lines are drawn at most: a terminal can say that it has 65535 of each, for which there is no memory.
+const DRAWN_MAX: u16 = 1000;
 
 /// The terminal, while it is ours.
 pub(super) struct Screen {
@@ -36,7 +41,7 @@ impl Screen {
             give_back();
             before(info);
         }));
-        let mut screen = Self { terminal: terminal()?, keys: None };
+        let mut screen = Self { terminal: terminal(area()?)?, keys: None };
         screen.take()?;
         Ok(screen)
     }
@@ -49,7 +54,7 @@ impl Screen {
         };
         take().map_err(|error| failed(&error))?;
         // One that remembers nothing of what was drawn. (`clear` of the old one would ask the terminal where its cursor is.)
-        self.terminal = terminal()?;
+        self.terminal = terminal(area()?)?;
         self.keys = Some(EventStream::new());
         Ok(())
     }
@@ -62,6 +67,11 @@ impl Screen {
 
     /// Draws it anew, as far as it is otherwise.
     pub(super) fn draw(&mut self, draw: impl FnOnce(&mut Frame<'_>)) -> Result<(), Failure> {
+        let area = area()?;
+        if area != self.terminal.get_frame().area() {
+            execute!(stdout(), Clear(ClearType::All)).map_err(|error| failed(&error))?;
+            self.terminal = terminal(area)?;
+        }
         self.terminal.draw(draw).map(|_| ()).map_err(|error| failed(&error))
     }
 
@@ -83,8 +93,15 @@ impl Drop for Screen {
     }
 }
 
-fn terminal() -> Result<Terminal<CrosstermBackend<Stdout>>, Failure> {
-    Terminal::new(CrosstermBackend::new(stdout())).map_err(|error| failed(&error))
+/// What is drawn of the terminal.
+fn area() -> Result<Rect, Failure> {
+    let (columns, lines) = size().map_err(|error| failed(&error))?;
+    Ok(Rect::new(0, 0, columns.min(DRAWN_MAX), lines.min(DRAWN_MAX)))
+}
+
+fn terminal(area: Rect) -> Result<Terminal<CrosstermBackend<Stdout>>, Failure> {
+    let options = TerminalOptions { viewport: Viewport::Fixed(area) };
+    Terminal::with_options(CrosstermBackend::new(stdout()), options).map_err(|error| failed(&error))
 }
 
 fn give_back() {
