@@ -291,11 +291,15 @@ fn what_stands_twice_in_a_document_is_refused_and_so_is_a_field_that_nobody_know
         ("\"total\":", "\"totla\":1,".to_owned(), "unknown field `totla`".to_owned()),
         ("\"traits\":", "\"trials\":1,".to_owned(), "unknown field `trials`".to_owned()),
     ];
+    for (text, wanted) in [("root:x:0:0", "no JSON"), ("", "no JSON"), ("[]", "invalid")] {
+        let error = Snapshot::read(text.as_bytes()).unwrap_err();
+        assert!(error.contains(wanted), "{text}: {error}");
+    }
     for (at, more, wanted) in cases {
         let put = if at.ends_with('{') { format!("{at}{more}") } else { format!("{more}{at}") };
         let text = document.replacen(at, &put, 1);
         assert_ne!(text, document, "{at}");
-        let error = Snapshot::read(text.as_bytes()).unwrap_err().to_string();
+        let error = Snapshot::read(text.as_bytes()).unwrap_err();
         assert!(error.contains(&wanted), "{wanted}: {error}");
     }
 }

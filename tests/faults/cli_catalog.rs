@@ -40,7 +40,7 @@ async fn flavors_are_made_shown_and_deleted_and_a_taken_name_is_refused() -> Res
     let before = control.get(&control.keys.flavor("small")).await?.context("no flavor")?;
     let record: Flavor = decode(&before.value)?;
     assert_eq!((record.name.as_str(), record.query.as_str()), ("Small", TINY));
-    refused(&control, &["flavor", "create", "small", TINY], 1, "there is a flavor `small` already")?;
+    refused(&control, &["flavor", "create", "small", TINY], 1, "there is a flavor `Small` already")?;
     assert_eq!(control.get(&control.keys.flavor("small")).await?, Some(before));
     assert_eq!(control.done(&["flavor", "list", "-o", "name"])?, "big\nSmall\n");
     let show = control.done(&["flavor", "show", "SMALL"])?;
@@ -82,7 +82,7 @@ async fn keypairs_are_a_projects_own() -> Result<()> {
     ensure!(added.contains(" me@here\n") && added.contains(" me@there\n"), "{added}");
     let list = control.done(&["keypair", "list"])?;
     ensure!(list.contains("ssh-ed25519 me@here, ssh-ed25519 me@there") && !list.contains("AAAA"), "{list}");
-    refused(&control, &["keypair", "add", "ME", &path], 1, "there is a keypair `ME` already")?;
+    refused(&control, &["keypair", "add", "ME", &path], 1, "there is a keypair `me` already")?;
     refused(&control, &["keypair", "add", "x", "/nowhere"], 2, "cannot be read")?;
     refused(&control, &["keypair", "delete", "x"], 1, "there is no keypair `x`")?;
     refused(&control, &["keypair", "show", "x"], 1, "there is no keypair `x`")?;

@@ -130,7 +130,7 @@ async fn groups_are_made_shown_and_told_of_and_deleted_when_they_are_empty() -> 
     let record = control.get(&control.keys.group("default", "web")).await?.context("no group")?;
     let record: Group = decode(&record.value)?;
     assert_eq!((record.name.as_str(), record.policy), ("Web", Policy::SoftAntiAffinity));
-    refused(&control, &["group", "create", "web", "--policy", "affinity"], 1, "a group `web` already")?;
+    refused(&control, &["group", "create", "web", "--policy", "affinity"], 1, "a group `Web` already")?;
     refused(&control, &["group", "create", "x"], 2, "--policy")?;
     refused(&control, &["group", "create", "x", "--policy", "apart"], 2, "anti-affinity")?;
     refused(&control, &["group", "create", "a/b", "--policy", "affinity"], 2, "wanted 1 to 63")?;

@@ -19,7 +19,7 @@ pub async fn create_flavor(cloud: &Cloud, name: &str, query: &ResourceQuery) -> 
     Ask::new(query)?;
     let flavor =
         Flavor { name: name.to_owned(), query: query.text().to_owned(), created_at: cloud.host.now() };
-    create(cloud, cloud.keys.flavor(name), name, &flavor).await?;
+    create(cloud, cloud.keys.flavor(name), &flavor, |flavor| &flavor.name).await?;
     Ok(flavor)
 }
 
@@ -51,7 +51,7 @@ pub async fn delete_flavor(cloud: &Cloud, name: &str) -> CloudResult<()> {
 pub async fn add_keypair(cloud: &Cloud, name: &str, keys: Vec<String>) -> CloudResult<Keypair> {
     let project = cloud.project.clone();
     let keypair = Keypair { name: name.to_owned(), project, keys, created_at: cloud.host.now() };
-    create(cloud, cloud.keys.keypair(&cloud.project, name), name, &keypair).await?;
+    create(cloud, cloud.keys.keypair(&cloud.project, name), &keypair, |keypair| &keypair.name).await?;
     Ok(keypair)
 }
 
@@ -78,16 +78,26 @@ pub async fn delete_keypair(cloud: &Cloud, name: &str) -> CloudResult<()> {
     delete::<Keypair>(cloud, cloud.keys.keypair(&cloud.project, name), name).await
 }
 
-pub(crate) async fn create<R: Record>(cloud: &Cloud, key: String, name: &str, record: &R) -> CloudResult<()> {
+/// Makes one where there is none, which another spelling of its name may be called.
+pub(crate) async fn create<R: Record>(
+    cloud: &Cloud,
+    key: String,
+    record: &R,
+    name: impl Fn(&R) -> &str,
+) -> CloudResult<()> {
     let value = encode(record);
     let txn = Txn::new().when(Compare::Absent(key.clone())).put(key.clone(), value.clone());
     match cloud.store.txn(txn).await {
         Ok(outcome) if outcome.succeeded => Ok(()),
-        // One that nobody can read is not deleted, either.
-        Ok(_) => Err(named::<R>(cloud, &key).await.err().unwrap_or(CloudError::Refused(format!(
-            "there is a {what} `{name}` already: `eschedule {what} delete {name}` takes it away",
-            what = R::WHAT
-        )))),
+        Ok(_) => {
+            // One that nobody can read is not deleted, either.
+            let there = named::<R>(cloud, &key).await?;
+            Err(CloudError::Refused(format!(
+                "there is a {what} `{name}` already: `eschedule {what} delete {name}` takes it away",
+                what = R::WHAT,
+                name = name(there.as_ref().unwrap_or(record))
+            )))
+        }
         // Its time of making makes it known again.
         Err(error @ StoreError::Unknown(_)) => match cloud.store.get(&key).await?.0 {
             Some(pair) if pair.value == value => Ok(()),

@@ -60,7 +60,7 @@ pub async fn create_group(
 ) -> CloudResult<GroupView> {
     let (project, stack) = (cloud.project.clone(), stack.map(str::to_owned));
     let group = Group { name: name.to_owned(), project, policy, stack, created_at: cloud.host.now() };
-    create(cloud, cloud.keys.group(&cloud.project, name), name, &group).await?;
+    create(cloud, cloud.keys.group(&cloud.project, name), &group, |group| &group.name).await?;
     Ok(GroupView { group, members: Vec::new() })
 }
 

@@ -111,9 +111,15 @@ impl Snapshot {
     ///
     /// # Errors
     /// It is none, or something stands twice in it, or something that this program does not know.
-    pub fn read(text: &[u8]) -> serde_json::Result<Self> {
-        DOCUMENT.deserialize(&mut serde_json::Deserializer::from_slice(text))?;
-        serde_json::from_slice(text)
+    pub fn read(text: &[u8]) -> Result<Self, String> {
+        let read = |text| {
+            DOCUMENT.deserialize(&mut serde_json::Deserializer::from_slice(text))?;
+            serde_json::from_slice(text)
+        };
+        read(text).map_err(|error: serde_json::Error| match error.is_data() {
+            true => error.to_string(),
+            false => format!("it is no JSON, which `eplacement export` writes: {error}"),
+        })
     }
 
     /// Of a state.

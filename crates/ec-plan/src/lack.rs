@@ -246,7 +246,8 @@ impl Reasons {
         let told = self.locked.len() + self.without_inventory.len() + self.untold.len() + left_out;
         let others = self.living.saturating_sub(told);
         if others > TOLD {
-            parts.push(format!("{} more nodes lack more", others - TOLD));
+            let (word, lack) = if others - TOLD == 1 { ("node", "lacks") } else { ("nodes", "lack") };
+            parts.push(format!("{} more {word} {lack} more", others - TOLD));
         }
         if !self.locked.is_empty() {
             parts.push(format!("locked (all reserved): {}", some(&self.locked)));
@@ -260,8 +261,10 @@ impl Reasons {
         if !self.not_alive.is_empty() {
             parts.push(format!("not alive: {}", some(&self.not_alive)));
         }
-        if self.taken_by_others > 0 {
-            parts.push(format!("{} claims were lost to others", self.taken_by_others));
+        match self.taken_by_others {
+            0 => {}
+            1 => parts.push("1 claim was lost to others".to_owned()),
+            many => parts.push(format!("{many} claims were lost to others")),
         }
         if self.living == 0 && self.not_alive.is_empty() {
             parts.push(match self.no_such_node {
@@ -340,7 +343,7 @@ mod tests {
             "{three}"
         );
         hosts.push(host("f", (8, 8), &[]));
-        assert!(text(&hosts).contains("; 1 more nodes lack more; without"));
+        assert!(text(&hosts).contains("; 1 more node lacks more; without"));
     }
 
     #[test]
@@ -365,7 +368,7 @@ mod tests {
         let bar = |policy| Some(Bar { name: "web".to_owned(), policy, nodes: 5 });
         let text = Reasons { group: bar(Policy::AntiAffinity), ..full }.text();
         let wanted = "the group `web` (anti-affinity) leaves no node: it has a member on each of the 5 that have room; on full";
-        assert!(text.starts_with(wanted) && text.contains("1 more nodes lack more"), "{text}");
+        assert!(text.starts_with(wanted) && text.contains("1 more node lacks more"), "{text}");
         let text = Reasons { group: bar(Policy::Affinity), ..Reasons::default() }.text();
         assert!(text.contains("its members are on another than the 5 that have room"), "{text}");
     }
@@ -451,12 +454,14 @@ mod tests {
         let three: Vec<_> = ["a", "b", "c"].map(|name| host(name, (8, 8), &[])).into();
         let mut reasons = reasons("resources=VCPU:1", &three);
         let text = reasons.text();
-        for part in ["more nodes", "locked", "inventory", "not alive", "claims were lost", "no node"] {
+        for part in ["more nodes", "locked", "inventory", "not alive", "lost to others", "no node"] {
             assert!(!text.contains(part), "{part}: {text}");
         }
         reasons.taken_by_others = 2;
         reasons.not_alive = ["d", "e", "f", "g", "h"].map(str::to_owned).into();
         let text = reasons.text();
         assert!(text.contains("; not alive: d, e, f and 2 more; 2 claims were lost to others"), "{text}");
+        reasons.taken_by_others = 1;
+        assert!(reasons.text().contains("; 1 claim was lost to others"), "{}", reasons.text());
     }
 }

@@ -180,7 +180,8 @@ fn in_words(text: &str) -> String {
                 let before = text.strip_suffix(&format!(", expected {of}"))?;
                 Some(format!("{before}, wanted a whole number{bound}"))
             };
-            let text = numbers.into_iter().find_map(is_of).unwrap_or_else(|| text.to_owned());
+            let any = || Some(format!("{}, wanted a number", text.strip_suffix(", expected f64")?));
+            let text = numbers.into_iter().find_map(is_of).or_else(any).unwrap_or_else(|| text.to_owned());
             text.replace(", expected ", ", wanted ").replace("unknown variant", "unknown word")
         }
     }
@@ -297,6 +298,8 @@ mod tests {
         );
         let text = wrong("- a\n");
         assert!(text.starts_with("compute.yaml:1:1: invalid type: sequence"), "{text}");
+        let text = serde_yaml::from_str::<f64>("'16'").unwrap_err().to_string();
+        assert_eq!(explain(&text), "invalid type: string \"16\", wanted a number");
     }
 
     #[test]

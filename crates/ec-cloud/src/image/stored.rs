@@ -43,8 +43,10 @@ pub(super) async fn free(
     let names = cloud.keys.image_names(&cloud.project, name);
     drop_alone(cloud, cloud.store.keys(&names).await?).await?;
     for stored in bearers(cloud, &names).await? {
-        if !stored.doc.record.is_left_over(cloud.host.now()) {
-            return Err(match stored.doc.record.status {
+        let image = &stored.doc.record;
+        if !image.is_left_over(cloud.host.now()) {
+            let name = &image.name;
+            return Err(match image.status {
                 ImageStatus::Saving => CloudError::Refused(format!(
                     "there is an image `{name}` whose bytes are on their way, or its command was killed less than ten minutes ago: `eschedule image delete {name}` takes it away"
                 )),

@@ -204,7 +204,7 @@ async fn a_name_is_one_image_within_a_project_and_a_public_one_of_others_comes_a
     assert_eq!(of(&ours, &public.image().id.to_string()).await.unwrap(), "https://theirs");
     let error =
         world.add(&ours, &new("DEBIAN", Visibility::Private), at("https://x")).await.map(|_| ()).unwrap_err();
-    assert!(error.to_string().contains("there is an image `DEBIAN` already"), "{error}");
+    assert!(error.to_string().contains("there is an image `debian` already"), "{error}");
     let urls: Vec<_> = images(&ours).await.unwrap().into_iter().map(|image| image.url).collect();
     assert_eq!(urls, ["https://ours", "https://theirs"]);
 

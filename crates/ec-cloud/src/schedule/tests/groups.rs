@@ -294,7 +294,7 @@ async fn a_group_is_made_once_and_deleted_when_it_has_no_members() {
     let cloud = world.cloud();
     let made = create_group(&cloud, "Apart", Policy::AntiAffinity, None).await.unwrap();
     let error = create_group(&cloud, "apart", Policy::Affinity, None).await.unwrap_err();
-    assert!(error.kind() == Kind::Refused && error.to_string().contains("`apart` already"), "{error}");
+    assert!(error.kind() == Kind::Refused && error.to_string().contains("`Apart` already"), "{error}");
     assert_eq!(group(&cloud, "APART").await.unwrap(), made);
     let placed = world.schedule_within(Some("apart"), QUERY, None).await.unwrap().unwrap();
     let error = delete_group(&cloud, "apart").await.unwrap_err();
