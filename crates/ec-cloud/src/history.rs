@@ -35,7 +35,8 @@ impl Asked {
     fn by(self, cloud: &Cloud) -> Action {
         let Self { node, verb, detail, at, generation, at_once, volume, .. } = self;
         let (user, project, request_id) = (cloud.user.clone(), cloud.project.clone(), cloud.request_id);
-        Action { at, verb, detail, user, project, node, generation, at_once, volume, request_id }
+        let asked_at = Some(cloud.host.now()).filter(|now| *now < at);
+        Action { at, asked_at, verb, detail, user, project, node, generation, at_once, volume, request_id }
     }
 
     /// By what it is found again.

@@ -113,15 +113,18 @@ pub fn ended(old: Option<&Status>, now: Timestamp) -> Outcome {
     }
 }
 
-/// What happened, in the order of time. The statuses are those of now, of each node.
+/// What happened, in the order of time, and what was asked for in the order in which it was. The statuses are those of now, of each node.
 pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Vec<Happening> {
     let settled = statuses.iter().filter(|status| is_settled(status));
     let seen = settled.map(|status| status.observed_generation).max().unwrap_or(0);
     let all: Vec<(NodeId, &Outcome)> =
         outcomes.iter().flat_map(|of| of.outcomes.iter().map(|outcome| (of.node, outcome))).collect();
     let mut of_users = vec![false; all.len()];
-    let mut told = Vec::new();
+    // Each with when it has its place: what was asked for later comes later, also where a clock was wrong meanwhile.
+    let (mut told, mut latest) = (Vec::new(), Timestamp::MIN);
     for action in &actions.actions {
+        let at = action.asked_at.unwrap_or(action.at);
+        latest = latest.max(at);
         let mut came = match action.verb {
             ActionVerb::Set => (set(action, &all, statuses), None),
             ActionVerb::AttachVolume | ActionVerb::DetachVolume => {
@@ -152,9 +155,9 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
         // Of what is told by its agent having seen it nobody knows when that was.
         let is_of_level = !action.at_once
             && matches!(action.verb, ActionVerb::Set | ActionVerb::AttachVolume | ActionVerb::DetachVolume);
-        let at_once = (fate == Fate::Done && !is_of_level).then_some(action.at);
-        told.push(Happening {
-            at: action.at,
+        let at_once = (fate == Fate::Done && !is_of_level).then_some(at);
+        let happening = Happening {
+            at,
             user: Some(action.user.clone()),
             project: Some(action.project.clone()),
             node: action.node,
@@ -167,14 +170,15 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
                 .filter(|_| fate == Fate::Failed)
                 .or_else(|| outcome.and_then(|outcome| outcome.reason.clone())),
             finished_at: outcome.map(|outcome| outcome.at).or(at_once),
-        });
+        };
+        told.push((latest, happening));
     }
     // What came of actions that are kept no more is not what came by itself.
     let begun = actions.actions.first().filter(|_| actions.actions.len() >= HISTORY_MAX);
     let by_itself = all.iter().zip(of_users).enumerate().filter(|(place, ((_, outcome), of_user))| {
         !of_user && begun.is_none_or(|first| outcome.at >= first.at) && !is_of_volumes_alone(&all, *place)
     });
-    told.extend(by_itself.map(|(_, ((node, outcome), _))| Happening {
+    let by_itself = by_itself.map(|(_, ((node, outcome), _))| Happening {
         at: outcome.at,
         user: None,
         project: None,
@@ -186,9 +190,10 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
         state: outcome.state,
         reason: outcome.reason.clone(),
         finished_at: Some(outcome.at),
-    }));
-    told.sort_by_key(|happening| happening.at);
-    told
+    });
+    told.extend(by_itself.map(|happening| (happening.at, happening)));
+    told.sort_by_key(|(place, _)| *place);
+    told.into_iter().map(|(_, happening)| happening).collect()
 }
 
 /// Whether an outcome tells nothing but which volumes it has: that is no event for who did not ask for it.
@@ -430,8 +435,20 @@ mod tests {
     fn asked(second: i64, verb: ActionVerb, generation: u64) -> Action {
         let (user, project) = ("ann".to_owned(), "p".to_owned());
         let request_id = Some(RequestId::new(uuid::Uuid::from_u128(u128::from(generation))));
-        let (at_once, volume, at, detail) = (false, None, at(second), None);
-        Action { at, verb, detail, user, project, node: node(), generation, at_once, volume, request_id }
+        let (at_once, volume, at, asked_at, detail) = (false, None, at(second), None, None);
+        Action {
+            at,
+            asked_at,
+            verb,
+            detail,
+            user,
+            project,
+            node: node(),
+            generation,
+            at_once,
+            volume,
+            request_id,
+        }
     }
 
     fn came(second: i64, state: Option<State>, generation: u64, power_generation: u64) -> Outcome {
@@ -605,6 +622,30 @@ mod tests {
         let outcomes = vec![came(5, Some(State::Active), 1, 0), so, came(20, Some(State::Stopped), 2, 0)];
         let told = history(vec![asked(1, ActionVerb::Create, 1)], outcomes);
         assert_eq!(told.iter().map(|it| it.at).collect::<Vec<_>>(), [at(1), at(20)]);
+    }
+
+    #[test]
+    fn by_a_clock_that_was_wrong_what_was_asked_for_keeps_its_order_and_later_things_their_time() {
+        let rebuild = |wish, by_its_clock: Option<i64>, generation| Action {
+            asked_at: by_its_clock.map(at),
+            ..asked(wish, ActionVerb::Rebuild, generation)
+        };
+        let actions = vec![
+            asked(5, ActionVerb::Create, 1),
+            // An hour ahead, and then two that are not.
+            rebuild(3610, None, 2),
+            rebuild(3611, Some(20), 3),
+            rebuild(3612, Some(30), 4),
+        ];
+        let told = history(actions, Vec::new());
+        assert_eq!(told.iter().map(|it| it.at).collect::<Vec<_>>(), [at(5), at(3610), at(20), at(30)]);
+        // An hour behind.
+        let told =
+            history(vec![asked(5000, ActionVerb::Create, 1), asked(1400, ActionVerb::Lock, 2)], Vec::new());
+        assert_eq!(
+            told.iter().map(|it| it.verb).collect::<Vec<_>>(),
+            [Some(ActionVerb::Create), Some(ActionVerb::Lock)]
+        );
     }
 
     #[test]

@@ -29,6 +29,9 @@ pub struct Actions {
 pub struct Action {
     /// When. Of a rebuild, a rescue and a resize, which wish it is: [`super::Rebuild::wished_at`].
     pub at: Timestamp,
+    /// When by the clock of who asked, where `at` is later: a wish is later than the last, by whosever clock that was. None of an older release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub asked_at: Option<Timestamp>,
     /// What.
     pub verb: ActionVerb,
     /// How, in words, where the verb does not say all.

@@ -329,6 +329,27 @@ async fn a_volume_that_could_not_grow_is_told_as_large_as_it_is() {
     assert_eq!(crate::volumes(&cloud).await.unwrap(), [view]);
 }
 
+#[tokio::test]
+async fn a_wish_after_one_by_a_clock_that_was_ahead_is_noted_with_when_it_was_asked_for() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    world.active(made, "machine").await;
+    let asked = world.keys.request(node(0), made.instance);
+    let mut request: Request = decode(&world.under(&asked)[0].value).unwrap();
+    let (begun, wished_at) = (Timestamp::now(), Timestamp::now() + jiff::SignedDuration::from_hours(1));
+    request.rebuild = Some(ec_model::Rebuild { wished_at, before: None });
+    memory.txn(Txn::new().put(asked, encode(&request))).await.unwrap();
+    act(&cloud, made.instance, &Verb::Rebuild(None)).await.unwrap();
+    act(&cloud, made.instance, &Verb::Lock("mine".to_owned())).await.unwrap();
+    let key = world.keys.actions(made.instance);
+    let actions: ec_model::Actions = decode(&world.under(&key)[0].value).unwrap();
+    let [_, rebuild, lock] = &actions.actions[..] else { panic!("{actions:?}") };
+    assert!(rebuild.at > wished_at, "{rebuild:?}");
+    assert!(rebuild.asked_at.is_some_and(|at| begun <= at && at <= Timestamp::now()), "{rebuild:?}");
+    assert_eq!(lock.asked_at, None);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_could_not_be_made_anew_is_told_so_until_it_is_asked_for_again() {
     let world = World::new(1, 0, &[]).await.roomy(9);
