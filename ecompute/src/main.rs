@@ -13,6 +13,7 @@ use ec_runtime::{
     exit::{Failure, arguments, print},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
+use ec_serve::tell_endings;
 use ecompute::{
     agent,
     check::{check, mixed, warnings},
@@ -114,6 +115,7 @@ fn run(cli: &Cli) -> Result<u8, Failure> {
             for warning in warnings(&known, file.as_deref()).await.into_iter().chain(mixed(&known).await) {
                 tracing::warn!("{warning}");
             }
+            match tell_endings(known.certificates().map(Path::to_owned).collect()).await {}
         });
         let shutdown = shutdown_on_signals()
             .map_err(|error| Failure::failed(format!("failed to listen for signals: {error}")))?;

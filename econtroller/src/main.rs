@@ -14,7 +14,7 @@ use ec_runtime::{
     exit::{Failure, arguments},
     init_logging, install_tls_provider, shutdown_on_signals,
 };
-use ec_serve::port::Readings;
+use ec_serve::{port::Readings, tell_endings};
 use econtroller::{Tally, tend};
 use tokio_util::sync::CancellationToken;
 
@@ -71,6 +71,7 @@ fn run(cli: &Cli) -> Result<(), Failure> {
         for warning in settings.warnings.iter().chain(&settings.open_door().await) {
             tracing::warn!("{warning}");
         }
+        tokio::spawn(tell_endings(settings.certificates.clone()));
         let port = settings.open().await?;
         let host = Host::default();
         let tally = Arc::new(Tally::new(&host, settings.certificates.clone()));

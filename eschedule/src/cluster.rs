@@ -291,6 +291,7 @@ async fn on_cluster(command: ClusterCommand, config: Option<&Named>, output: Out
             files.expect()?;
             let done =
                 Initialised { directory: files.path().to_owned(), made: files.renew()?, secured: None };
+            tell_ending(&files)?;
             output.print(&done, || done.made.clone(), || made(&files, &done.made).join("\n"))
         }
         ClusterCommand::Backup { file, verify: true, .. } => backup::verify(&file, output),
@@ -344,6 +345,7 @@ async fn on_nodes(
                      `eschedule node revoke {name}` ends that, `eschedule node add {name} --again` gives it new ones"
                 ));
             }
+            tell_ending(&cluster.files)?;
             let nodes: Vec<_> =
                 nodes.into_iter().map(|(name, node)| Added { name, node, bundle: None }).collect();
             output::members(output, &nodes)
@@ -430,8 +432,15 @@ async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) ->
             return Err(failure);
         }
     };
+    tell_ending(&files)?;
     let done = Initialised { directory: files.path().to_owned(), made, secured: Some(secured) };
     output.print(&done, || done.made.clone(), || told(&files, &done))
+}
+
+/// Tells of nodes whose certificates end: a node that nobody looks at is one day let in no more.
+fn tell_ending(files: &Directory) -> Result<(), Failure> {
+    files.ending_given()?.iter().for_each(|line| tell(&format!("eschedule: {line}")));
+    Ok(())
 }
 
 /// Refuses to begin a cluster, whose etcd is its own, beside an etcd that knows a cloud: that would be forgotten without a word.

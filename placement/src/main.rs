@@ -17,7 +17,7 @@ use ec_runtime::{
     exit::{Failure, arguments},
     init_logging, install_tls_provider, raise_file_limit, service, shutdown_on_signals,
 };
-use ec_serve::TlsSection;
+use ec_serve::{TlsSection, tell_endings};
 use ec_store::{EtcdStore, Store};
 use placement::{
     config::{AuthKind, Config, Settings},
@@ -221,6 +221,7 @@ fn run(options: &ServerOptions, store: &StoreOptions) -> Result<(), Failure> {
         for warning in warnings(&loaded, &settings).await {
             tracing::warn!("{warning}");
         }
+        tokio::spawn(tell_endings(settings.api.certificates.clone()));
         let listener = tokio::net::TcpListener::bind(settings.listen).await.map_err(|error| {
             Failure::failed(format!(
                 "cannot listen at {}: {error}; another program may, or choose another with --listen",

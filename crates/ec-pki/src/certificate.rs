@@ -58,6 +58,24 @@ impl Certificate {
     pub fn last_day(&self) -> Date {
         self.ends.date()
     }
+
+    /// What is to be said of its end, behind its name: that it is over, or soon will be; or that it is not good yet.
+    pub fn ending(&self) -> Option<String> {
+        self.ending_at(OffsetDateTime::now_utc())
+    }
+
+    fn ending_at(&self, now: OffsetDateTime) -> Option<String> {
+        let left = self.ends - now;
+        let soon = || format!("runs out on {}, in {} days", self.last_day(), left.whole_days());
+        self.over_at(now).or_else(|| (left < SOON).then(soon))
+    }
+
+    fn over_at(&self, now: OffsetDateTime) -> Option<String> {
+        if self.ends <= now {
+            return Some(format!("ran out on {}", self.last_day()));
+        }
+        not_yet(self.begins, now)
+    }
 }
 
 /// A serial number without the bytes that only keep it from being negative.
@@ -116,23 +134,17 @@ pub fn ended<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
 }
 
 fn over(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
-    let name = file.display();
-    if certificate.ends <= now {
-        return Some(format!("certificate {name} ran out on {}", certificate.last_day()));
-    }
-    not_yet(certificate.begins, now).map(|why| format!("certificate {name} {why}"))
+    certificate.over_at(now).map(|why| format!("certificate {} {why}", file.display()))
 }
 
 fn ending(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
     if let Some(over) = over(file, certificate, now) {
         return Some(format!("{over}; put a new one there, see docs/cluster.md"));
     }
-    let (file, day, left) = (file.display(), certificate.last_day(), certificate.ends - now);
-    (left < SOON).then(|| {
+    certificate.ending_at(now).map(|soon| {
         format!(
-            "certificate {file} runs out on {day}, in {} days: put a new one there, nothing has to be started anew for it, see \
-             docs/cluster.md",
-            left.whole_days()
+            "certificate {} {soon}: put a new one there, nothing has to be started anew for it, see docs/cluster.md",
+            file.display()
         )
     })
 }

@@ -8,6 +8,8 @@
 //!
 //! What is asked and answered is the business of whoever [`Serves`].
 
+#[cfg(feature = "tls")]
+mod endings;
 mod guests;
 mod handover;
 pub mod port;
@@ -50,6 +52,8 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 /// What it serves of itself.
 pub use ec_metrics as metrics;
+#[cfg(feature = "tls")]
+pub use endings::tell_endings;
 pub use guests::Activity;
 use guests::{Guests, Place, Watched};
 use handover::Handover;

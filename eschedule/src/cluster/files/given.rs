@@ -1,7 +1,7 @@
 //! The certificates that nodes were given, and those that are good no more.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs, io,
     path::{Path, PathBuf},
 };
@@ -31,6 +31,28 @@ impl Directory {
     pub(in crate::cluster) fn hosts_given(&self, user: &str) -> Result<Vec<String>, Failure> {
         let given = certificates(&self.file(GIVEN))?.into_iter().chain(certificates(&self.revoked())?);
         Ok(newest(given, user).map(|newest| newest.hosts).unwrap_or_default())
+    }
+
+    /// Of which nodes the newest certificate is over, or soon will be, and what is to be done. Their hosts say so to their own logs only,
+    /// and whoever can make new ones is here.
+    pub(in crate::cluster) fn ending_given(&self) -> Result<Vec<String>, Failure> {
+        let given = certificates(&self.file(GIVEN))?;
+        let mut newest = BTreeMap::new();
+        for (path, certificate) in &given {
+            let known = newest.entry(&certificate.name).or_insert((path, certificate));
+            if known.1.ends < certificate.ends {
+                *known = (path, certificate);
+            }
+        }
+        let ending = newest.into_values().filter_map(|(path, certificate)| {
+            let (name, _) = path.file_stem()?.to_str()?.rsplit_once('-')?;
+            let (why, elsewhere) = (certificate.ending()?, self.elsewhere());
+            Some(format!(
+                "the certificate of node {name} {why}: `eschedule node add {name} --again{elsewhere}` gives it another; of one that \
+                 is gone for ever `eschedule node revoke {name}{elsewhere}` ends it"
+            ))
+        });
+        Ok(ending.collect())
     }
 
     /// The users of whom certificates are revoked, and none is known that is not.

@@ -217,6 +217,30 @@ fn what_a_node_was_given_tells_its_hosts_and_stays_known_when_it_is_revoked() {
 }
 
 #[test]
+fn a_node_whose_newest_certificate_ends_is_told_with_what_helps() {
+    let (_place, files) = begun();
+    give(&files, "ecompute-1", &["h1"]);
+    let ended = |name: &str, user: &str| {
+        let mut params = rcgen::CertificateParams::default();
+        params.distinguished_name.push(rcgen::DnType::CommonName, user);
+        params.not_after = rcgen::date_time_ymd(2025, 1, 2);
+        let certificate = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap();
+        files.keep_given(name, &certificate.pem()).unwrap();
+    };
+    // It was given another since.
+    ended("host1", "ecompute-1");
+    assert_eq!(files.ending_given().unwrap(), hosts(&[]));
+    ended("host-2", "ecompute-2");
+    let [told] = files.ending_given().unwrap().try_into().unwrap();
+    assert!(
+        told.starts_with(
+            "the certificate of node host-2 ran out on 2025-01-02: `eschedule node add host-2 --again --dir"
+        ),
+        "{told}"
+    );
+}
+
+#[test]
 fn what_is_left_of_a_node_that_nobody_knows_is_revoked_by_its_name() {
     let (_place, files) = begun();
     let issued = files.read_authority().unwrap();
