@@ -8,7 +8,7 @@ use std::{
 };
 
 use ec_metadata::RecordDir;
-use ec_model::decode;
+use ec_model::{NodeId, decode};
 use ec_pki::{
     Access, Bundle,
     config::{self, Found, quoted, quoted_path, served, trust},
@@ -82,7 +82,7 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
             )));
         }
     };
-    if known.as_ref().is_some_and(|there| !there.contains(&format!("uuid: {}\n", bundle.node))) {
+    if known.as_ref().is_some_and(|there| !is_of(there, &file, bundle.node)) {
         return Err(Failure::usage(format!(
             "{} is of another node than {} ({}): this host is a node already; move it away to make it another",
             file.display(),
@@ -145,18 +145,32 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
     Ok(Joined { written, told: changed.into_iter().chain(differs).collect() })
 }
 
+/// Whether a configuration that is there is this node's, however that is written; of one that is wrong, as it was made.
+fn is_of(there: &str, file: &Path, node: NodeId) -> bool {
+    match Settings::load(Some(file)) {
+        Ok((settings, _)) => settings.uuid == Some(node),
+        Err(_) => there.contains(&format!("uuid: {node}\n")),
+    }
+}
+
 /// What a configuration says otherwise than a bundle; nothing of one that is wrong, which `ecompute --check` tells.
 fn differs(bundle: &Bundle, directory: &Path, file: &Path) -> Option<String> {
     let (settings, _) = Settings::load(Some(file)).ok()?;
     let members: Vec<_> = bundle.etcd.iter().map(|member| quoted(member)).collect();
     let keys = directory.join(USER_DATA_KEY);
+    let placement = |url: &str| url.trim_end_matches('/').to_owned();
     let lines = [
+        (settings.name != bundle.name, format!("name: {}", quoted(&bundle.name))),
         (settings.advertise.as_ref() != Some(&bundle.host), format!("advertise: {}", quoted(&bundle.host))),
         (settings.etcd.endpoints != bundle.etcd, format!("etcd.endpoints: [{}]", members.join(", "))),
         (settings.keys.root() != bundle.prefix, format!("etcd.prefix: {}", quoted(&bundle.prefix))),
         (
             bundle.user_data_key.is_some() && settings.etcd.user_data_key.is_none(),
             format!("etcd.user_data_key: {}", quoted_path(&keys)),
+        ),
+        (
+            placement(&settings.placement.endpoint) != placement(&bundle.placement),
+            format!("placement.endpoint: {}", quoted(&bundle.placement)),
         ),
     ];
     let lines: Vec<_> = lines.into_iter().filter_map(|(is_other, line)| is_other.then_some(line)).collect();
@@ -206,7 +220,7 @@ fn configuration(bundle: &Bundle, directory: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
-    use ec_model::{NodeId, encode};
+    use ec_model::encode;
     use ec_pki::Authority;
 
     use super::*;
@@ -279,6 +293,34 @@ mod tests {
         let elsewhere = Bundle { host: "10.0.0.9".into(), token: "new".into(), ..bundle(node) };
         let told = join_with(&elsewhere).unwrap().1.concat();
         assert!(told.contains("right: advertise: \"10.0.0.9\"; etcd.user_data_key: \"/"), "{told}");
+        fs::write(&config, changed.replace("https://10.0.0.1:8080\"", "https://10.0.0.1:8080/\"")).unwrap();
+        let moved = Bundle {
+            name: "host2".into(),
+            placement: "https://10.0.0.9:8080".into(),
+            token: "new".into(),
+            ..bundle(node)
+        };
+        let told = join_with(&moved).unwrap().1.concat();
+        assert!(
+            told.contains(r#"right: name: "host2"; placement.endpoint: "https://10.0.0.9:8080""#),
+            "{told}"
+        );
+        assert_eq!(join_with(&Bundle { token: "new".into(), ..bundle(node) }).unwrap(), (5, vec![]));
+        // The same node however its uuid is written; where its file is wrong, as it was made.
+        let uuid = format!("uuid: {node}\n");
+        for (line, told) in [
+            (format!("uuid: \"{node}\"  # ours\n"), Ok(())),
+            (format!("uuid: {node}\r\n"), Ok(())),
+            (format!("uuid: {node}\nmisspelled: 1\n"), Ok(())),
+            (format!("# uuid: {node}\nuuid: {}\n", uuid::Uuid::nil()), Err("another node")),
+        ] {
+            fs::write(&config, changed.replace(&uuid, &line)).unwrap();
+            let joined = join_with(&Bundle { token: "new".into(), ..bundle(node) });
+            match told {
+                Ok(()) => assert_eq!(joined.unwrap(), (5, vec![]), "{line}"),
+                Err(why) => assert!(joined.unwrap_err().contains(why), "{line}"),
+            }
+        }
         fs::write(&config, &changed).unwrap();
 
         // Keys that cannot be read are not written over, and then nothing else is.
