@@ -74,7 +74,8 @@ impl Settings {
         let certificates =
             etcd.certificates().chain(placement.certificates()).chain(served).map(Path::to_owned);
         let certificates: Vec<_> = certificates.collect();
-        let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()));
+        let key = file.tls.as_ref().map(|tls| tls.key.as_path());
+        let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key));
         warnings.extend(endings(certificates.iter().map(PathBuf::as_path)));
         warnings.extend(open);
         Ok(Self {
@@ -147,6 +148,18 @@ mod tests {
         assert!(open.warnings.iter().any(|line| line.contains("client_ca")), "{:?}", open.warnings);
         let closed = load("listen: 0.0.0.0:1\ntls: {certificate: /a, key: /b, client_ca: /c}\n").unwrap();
         assert_eq!(closed.warnings, [""; 0]);
+        // The file itself stands for a key that everybody may read.
+        use std::os::unix::fs::PermissionsExt;
+        let key = file.path().display();
+        let told = |mode| {
+            std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(mode)).unwrap();
+            load(&format!("listen: 127.0.0.1:1\ntls: {{certificate: /a, key: {key}}}\n")).unwrap().warnings
+        };
+        assert_eq!(
+            told(0o644),
+            [format!("{key} holds a secret and every user may read it: chmod o-r {key}")]
+        );
+        assert_eq!(told(0o600), [""; 0]);
         for (text, wanted) in [
             ("listen: 18091\n", "listen"),
             ("listen: localhost:1\n", "listen `localhost:1` is no address with a port"),
