@@ -417,10 +417,17 @@ async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) ->
     if let Some(unnamed) = files.unnamed(hosts) {
         tell(&format!("eschedule: {unnamed}"));
     }
-    let membership = Cluster::open(directory).await?.membership;
+    let Cluster { membership, settings, .. } = Cluster::open(directory).await?;
+    let moved = files.moved(hosts, &settings.etcd.endpoints);
     let tokens = [files.token("eschedule")?, files.token("econtroller")?];
     let secured = match membership.settle(&[("eschedule", &tokens[0]), ("econtroller", &tokens[1])]).await {
         Ok(()) => true,
+        // It runs, perhaps, and is looked for elsewhere.
+        Err(error) if error.kind() == ec_cloud::Kind::Unreachable && moved.is_some() => {
+            self::made(&files, &made).iter().for_each(|line| tell(&format!("eschedule: {line}")));
+            let failure = Failure::from(error);
+            return Err(Failure { message: moved.unwrap_or_default(), ..failure });
+        }
         // That is how it begins.
         Err(error) if error.kind() == ec_cloud::Kind::Unreachable && !made.is_empty() => false,
         Err(error) => {
@@ -432,6 +439,7 @@ async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) ->
             return Err(failure);
         }
     };
+    moved.iter().for_each(|moved| tell(&format!("eschedule: {moved}")));
     tell_ending(&files)?;
     let done = Initialised { directory: files.path().to_owned(), made, secured: Some(secured) };
     output.print(&done, || done.made.clone(), || told(&files, &done))

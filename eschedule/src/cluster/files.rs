@@ -107,6 +107,13 @@ fn same_host(one: &str, other: &str) -> bool {
     }
 }
 
+/// The host of an endpoint, `host:port` or a URL.
+fn host_of(endpoint: &str) -> Option<String> {
+    let url = if endpoint.contains("://") { endpoint.to_owned() } else { format!("http://{endpoint}") };
+    let url = reqwest::Url::parse(&url).ok()?;
+    Some(url.host_str()?.trim_matches(['[', ']']).to_owned())
+}
+
 fn failed(what: &str, path: &Path) -> impl FnOnce(io::Error) -> Failure {
     let what = format!("failed to {what} {}", path.display());
     move |error| Failure::failed(format!("{what}: {error}"))
@@ -252,6 +259,33 @@ impl Directory {
                 self.again()
             )
         })
+    }
+
+    /// That etcd is looked for where none of these names and addresses of this host leads, as after its address was replaced, and what is
+    /// to be done.
+    pub(super) fn moved(&self, hosts: &[String], endpoints: &[String]) -> Option<String> {
+        let here = host_of(endpoints.first()?)?;
+        let is_here = |at: &String| {
+            let here = host_of(at);
+            here.is_none_or(|here| {
+                hosts.iter().any(|host| same_host(host, &here)) || ITSELF.contains(&&*here)
+            })
+        };
+        if hosts.is_empty() || endpoints.iter().any(is_here) {
+            return None;
+        }
+        let written = if here.contains(':') { format!("//[{here}]:") } else { format!("//{here}:") };
+        let names = |path: &PathBuf| fs::read_to_string(path).is_ok_and(|text| text.contains(&written));
+        let files = self.configurations("").map(|(name, _)| self.file(name)).into_iter().filter(names);
+        let files: Vec<_> = files.map(|path| path.display().to_string()).collect();
+        Some(format!(
+            "{} has etcd at {here}, which is none of {}: where that was this host's address, put the new one in its place in {}, start \
+             etcd, eplacement and econtroller anew, and say this again; nodes hear of it by `eschedule node add NAME --again{}`",
+            self.schedule().display(),
+            hosts.join(", "),
+            files.join(" "),
+            self.elsewhere()
+        ))
     }
 
     /// Which certificates are here that nobody can use with what lies beside them, as where a `renew` was killed between the two.

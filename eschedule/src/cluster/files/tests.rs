@@ -166,6 +166,39 @@ fn names_that_certificates_are_not_for_are_told() {
     assert!(told.contains("/etcd.pem") && told.contains("/eplacement.pem"), "{told}");
 }
 
+#[tokio::test]
+async fn an_etcd_at_an_address_that_this_host_had_is_told_with_the_files_that_name_it() {
+    ec_runtime::install_tls_provider();
+    let (place, files) = begun();
+    let at = |endpoint: &str| [endpoint.to_owned()];
+    let old = at("https://10.0.0.1:2379");
+    assert_eq!(files.moved(&hosts(&["10.0.0.1", "h1"]), &old), None);
+    assert_eq!(files.moved(&[], &old), None);
+    for own in ["localhost:2379", "https://[::1]:2379"] {
+        assert_eq!(files.moved(&hosts(&["10.0.0.9"]), &at(own)), None);
+    }
+    assert_eq!(files.moved(&hosts(&["fd00::1"]), &at("https://[fd00:0::1]:2379")), None);
+    fs::remove_file(files.file("controller.yaml")).unwrap();
+    let told = files.moved(&hosts(&["10.0.0.9", "h1"]), &old).unwrap();
+    assert!(told.contains("schedule.yaml has etcd at 10.0.0.1, which is none of 10.0.0.9, h1"), "{told}");
+    for (name, is_named) in [("etcd", true), ("eplacement", true), ("controller", false)] {
+        assert_eq!(told.contains(&format!("/{name}.yaml ")), is_named, "{told}");
+    }
+    assert!(told.contains("/schedule.yaml, start etcd"), "{told}");
+
+    // Nothing answers there, and that is not told as an etcd that is to be started.
+    let text = fs::read_to_string(files.schedule()).unwrap();
+    fs::write(files.schedule(), text.replace("10.0.0.1:2379", "127.0.0.2:1")).unwrap();
+    for name in ["etcd.pem", "eplacement.pem"] {
+        fs::remove_file(files.file(name)).unwrap();
+    }
+    let named = hosts(&["10.0.0.9"]);
+    let init = super::super::init(place.path(), &named, false, crate::cli::Output::Table);
+    let failure = init.await.unwrap_err();
+    assert_eq!(failure.code, ec_runtime::exit::UNREACHABLE);
+    assert!(failure.message.contains("has etcd at 127.0.0.2, which is none of 10.0.0.9"), "{failure:?}");
+}
+
 #[test]
 fn services_are_started_as_such_where_there_are_some() {
     let root = tempfile::tempdir().unwrap();
