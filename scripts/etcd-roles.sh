@@ -44,6 +44,8 @@ esac
 # One without a newline behind it is one, too.
 IFS= read -r password || [ -n "$password" ] || usage "no password came"
 [ -n "$password" ] || usage "the password is empty"
+# etcdctl would take the first word for all of it.
+[[ $password != *[[:space:]]* ]] || usage "there is white space in the password, of which etcdctl takes only what is before it: choose one without"
 
 # Roles have the same names whatever the prefix is: one that two clouds had would let each into the other.
 if has=$(etcdctl role get "$role" 2>/dev/null); then

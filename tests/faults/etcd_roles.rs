@@ -136,5 +136,14 @@ async fn mistakes_in_making_roles_are_told_and_change_nothing() -> Result<()> {
         assert_eq!(output.status.code(), Some(2), "{arguments:?}: {error}");
         assert_eq!(error.lines().count(), 1, "{error}");
     }
+    // Of which etcd would get another password than was meant. Nothing is asked before that is told.
+    let nobody = EtcdUsers { endpoint: "127.0.0.1:1".into(), root_password: "secret".into() };
+    for password in ["correct horse", "tab\there", " first", "carried\r"] {
+        let output = run(&nobody, "/ecompute", &["control"], password)?;
+        let error = String::from_utf8(output.stderr)?;
+        assert_eq!(output.status.code(), Some(2), "{password:?}: {error}");
+        ensure!(error.contains("white space") && error.lines().count() == 1, "{error}");
+        ensure!(!error.contains(password.trim()), "a password is told: {error}");
+    }
     Ok(())
 }
