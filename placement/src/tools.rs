@@ -43,14 +43,18 @@ pub(super) struct Tls {
     cert_key: Option<PathBuf>,
 }
 
+/// Where the token of `--from` is looked for that no option says. Not clap's business: what is in the environment for a copy that is
+/// made every night refuses nothing that has another token, or needs none.
+const TOKEN_VARIABLE: &str = "EPLACEMENT_SOURCE_TOKEN";
+
 /// Another Placement API, to read from.
 #[derive(clap::Args)]
 pub(super) struct Source {
     /// Read from this Placement API, OpenStack's or ours, instead
     #[arg(long, value_name = "URL")]
     from: Option<String>,
-    /// A token that may read all of it [default: admin]
-    #[arg(long, env = "EPLACEMENT_SOURCE_TOKEN", hide_env_values = true, requires = "from")]
+    /// A token that may read all of it [env: EPLACEMENT_SOURCE_TOKEN] [default: admin]
+    #[arg(long, requires = "from")]
     token: Option<String>,
     /// A file with the token
     #[arg(long, value_name = "FILE", requires = "from", conflicts_with = "token")]
@@ -107,8 +111,11 @@ impl Source {
         match (&self.token_file, &self.token) {
             (Some(path), _) => Ok(String::from_utf8_lossy(&read(path)?).trim().to_owned()),
             (None, Some(token)) => Ok(token.clone()),
-            // What noauth takes for an administrator.
-            (None, None) => Ok("admin".to_owned()),
+            (None, None) => {
+                let set = std::env::var(TOKEN_VARIABLE).ok().filter(|token| !token.is_empty());
+                // What noauth takes for an administrator.
+                Ok(set.unwrap_or_else(|| "admin".to_owned()))
+            }
         }
     }
 }

@@ -224,6 +224,27 @@ async fn a_placement_with_a_private_authority_client_certificates_and_tokens_is_
     ensure!(moved.status.success(), "{moved:?}");
     let checked = tool(&["check", "--etcd", &control.etcd.endpoint(), "--prefix", "/moved"])?;
     ensure!(String::from_utf8_lossy(&checked.stderr).contains("2 consumers fit together"), "{checked:?}");
+    // A token in the environment is for who names none, and refuses nobody.
+    let told = |token: &str, words: &[&str]| {
+        Command::new(program("eplacement")).env("EPLACEMENT_SOURCE_TOKEN", token).args(words).output()
+    };
+    let (etcd, token) = (control.etcd.endpoint(), at("token"));
+    let (own, document) = (["--etcd", &etcd, "--prefix", "/moved"], at("moved.json"));
+    let from = [&["export", "--from", &url], &tls[..]].concat();
+    let by_file = [&from[..], &["--token-file", &token]].concat();
+    let ours = [&own[..], &["export", &document]].concat();
+    let again = ["--etcd", &etcd, "--prefix", "/again", "import", &document];
+    for (token, words, code) in [
+        ("first", &from[..], 0),
+        ("wrong", &from, 1),
+        ("", &from, 1),
+        ("wrong", &by_file, 0),
+        ("wrong", &ours, 0),
+        ("wrong", &again, 0),
+    ] {
+        let output = told(token, words)?;
+        ensure!(output.status.code() == Some(code), "{token:?} {words:?}: {output:?}");
+    }
     let misread = tool(&["health", "--url", &url, "--ca-cert", &at("token")])?;
     ensure!(misread.status.code() == Some(2), "{misread:?}");
     let misplaced = tool(&["--listen", "127.0.0.1:1", "check"])?;
