@@ -12,7 +12,7 @@ use ec_model::{NodeId, decode};
 use ec_pki::{
     Access, Bundle,
     config::{self, Found, quoted, quoted_path, served, trust},
-    write, write_pair,
+    is_same_authority, write, write_pair,
 };
 use ec_runtime::exit::{Failure, chain};
 
@@ -91,9 +91,11 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
         )));
     }
     let [authority, key, certificate] = ["ca.pem", "node.key", "node.pem"].map(|name| directory.join(name));
+    // One that was renewed is the same, with another day at which it ends.
+    let is_other = |there: &str| there != bundle.authority && !is_same_authority(there, &bundle.authority);
     if known.is_none() {
         match fs::read_to_string(&authority) {
-            Ok(there) if there != bundle.authority => {
+            Ok(there) if is_other(&there) => {
                 return Err(Failure::usage(format!(
                     "{} is of another cluster than the bundle, and what is of that would believe nobody any more: move it away to \
                      make this host a node of the bundle's",
@@ -109,8 +111,7 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
             .map_err(|error| Failure::failed(chain(&error)))?;
     }
     // Its cluster was made anew, perhaps; who did that knows.
-    let before =
-        fs::read_to_string(&authority).ok().filter(|there| known.is_some() && *there != bundle.authority);
+    let before = fs::read_to_string(&authority).ok().filter(|there| known.is_some() && is_other(there));
     fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
     let mut files = vec![("node.token", format!("{}\n", bundle.token), Access::Secret)];
     if let Some(keys) = &bundle.user_data_key {
@@ -368,6 +369,15 @@ mod tests {
         let told = join_as(old).unwrap();
         assert!(told.contains("ca.pem was of another authority"), "{told}");
         assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), authority.certificate());
+        // One that was renewed is no other, for a node that is known and for one that is not.
+        for there in [true, false] {
+            fs::write(place.join("ca.pem"), authority.renewed().unwrap()).unwrap();
+            if !there {
+                fs::remove_file(place.join("compute.yaml")).unwrap();
+            }
+            assert_eq!(join_as(old).unwrap(), "");
+            assert_eq!(fs::read_to_string(place.join("ca.pem")).unwrap(), authority.certificate());
+        }
     }
 
     #[test]

@@ -47,7 +47,9 @@ Examples:
   eschedule cluster init
       when etcd runs: from now on it lets nobody in without a certificate of this cluster
   eschedule cluster renew
-      new certificates for all that runs on this host, within 398 days; by cron once a month, say";
+      new certificates for all that runs on this host, within 398 days; by cron once a month, say
+  eschedule cluster renew --authority
+      the authority's own, within ten years; ca.pem then belongs on every host";
 
 pub(crate) const NODES: &str = "\
 A bundle is all that one host needs to be a node, and nothing with which it could be another:
@@ -96,6 +98,10 @@ pub(crate) enum ClusterCommand {
     },
     /// Make all certificates of this host anew: they are good for 398 days, and nothing has to be started anew
     Renew {
+        /// Make the authority's own certificate anew instead, which is good for ten years: all that it signed stays good. etcd is to be
+        /// started anew for it, and ca.pem belongs on every host
+        #[arg(long)]
+        authority: bool,
         #[command(flatten)]
         place: Administered,
     },
@@ -135,7 +141,7 @@ impl ClusterCommand {
     fn place(&self) -> &Administered {
         match self {
             Self::Init { place, .. }
-            | Self::Renew { place }
+            | Self::Renew { place, .. }
             | Self::Backup { place, .. }
             | Self::Restore { place, .. } => place,
         }
@@ -286,11 +292,17 @@ pub(crate) async fn cluster(
 async fn on_cluster(command: ClusterCommand, config: Option<&Named>, output: Output) -> Result<(), Failure> {
     match command {
         ClusterCommand::Init { hosts, anew, place } => init(place.meant(config)?, &hosts, anew, output).await,
-        ClusterCommand::Renew { place } => {
+        ClusterCommand::Renew { authority, place } => {
             let files = Directory::new(place.meant(config)?);
             files.expect()?;
-            let done =
-                Initialised { directory: files.path().to_owned(), made: files.renew()?, secured: None };
+            let made_anew = if authority { files.renew_authority()? } else { files.renew()? };
+            if authority {
+                tell(
+                    "eschedule: next, start etcd anew (systemctl restart etcd), and bring ca.pem to every host: programs there take it by \
+                     themselves",
+                );
+            }
+            let done = Initialised { directory: files.path().to_owned(), made: made_anew, secured: None };
             tell_ending(&files)?;
             output.print(&done, || done.made.clone(), || made(&files, &done.made).join("\n"))
         }
@@ -445,9 +457,9 @@ async fn init(directory: &Path, hosts: &[String], anew: bool, output: Output) ->
     output.print(&done, || done.made.clone(), || told(&files, &done))
 }
 
-/// Tells of nodes whose certificates end: a node that nobody looks at is one day let in no more.
+/// Tells of the authority, and of nodes, whose certificates end: a node that nobody looks at is one day let in no more.
 fn tell_ending(files: &Directory) -> Result<(), Failure> {
-    files.ending_given()?.iter().for_each(|line| tell(&format!("eschedule: {line}")));
+    files.ending()?.iter().for_each(|line| tell(&format!("eschedule: {line}")));
     Ok(())
 }
 

@@ -104,11 +104,9 @@ pub(crate) struct Settings {
 }
 
 impl Settings {
-    /// Which of the certificates that it shows to others are over.
+    /// Which of the certificates that it shows to others are over, and of the authorities that these and others' are of.
     pub(crate) fn ended(&self) -> Vec<String> {
-        let own =
-            [self.etcd.tls.as_ref().and_then(|tls| tls.client.as_ref()), self.placement.client_cert.as_ref()];
-        ended(own.into_iter().flatten().map(|(certificate, _)| certificate.as_path()))
+        ended(self.etcd.certificates().chain(self.placement.certificates()))
     }
 
     pub(crate) fn load(named: Option<&Path>) -> Result<Self, Failure> {
@@ -172,7 +170,8 @@ pub(crate) fn with_ended(failure: Failure, ended: &[String]) -> Failure {
         return failure;
     }
     let message = format!(
-        "{}; {}; `eschedule cluster renew` makes new ones of those that ran out, on the host that the cluster is administered from",
+        "{}; {}; `eschedule cluster renew` makes new ones of those that ran out, and with --authority of an authority, on the host that \
+         the cluster is administered from",
         failure.message,
         ended.join(", ")
     );

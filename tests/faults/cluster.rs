@@ -745,6 +745,54 @@ fn who_names_a_configuration_administers_no_other_cluster() -> Result<()> {
     host.refused(&["--config", &config, "cluster", "backup", &out], 3, "127.0.0.1:1")
 }
 
+/// etcd lets nobody in whose authority is over, whatever else they have.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_authority_that_is_over_is_renewed_and_what_it_signed_stays_good() -> Result<()> {
+    let host = Host::new()?;
+    let file = |name: &str| host.file("cluster").join(name);
+    let etcd = host.begin(Path::new("etcd")).await?;
+    let member = host.join("host1")?;
+    let mut params = rcgen::CertificateParams::default();
+    params.distinguished_name.push(rcgen::DnType::CommonName, "etcd-compute authority");
+    params.is_ca = rcgen::IsCa::Ca(rcgen::BasicConstraints::Constrained(0));
+    params.not_after = rcgen::date_time_ymd(2025, 1, 2);
+    let key = rcgen::KeyPair::from_pem(&fs::read_to_string(file("ca.key"))?)?;
+    let over = params.self_signed(&key)?.pem();
+    for place in [file("ca.pem"), member.place.join("ca.pem")] {
+        fs::write(place, &over)?;
+    }
+    drop(etcd);
+    let etcd = host.start_etcd()?;
+    host.until("etcd refuses whoever comes", async || {
+        let told = host
+            .administer(&["node", "list"])
+            .map(|output| String::from_utf8_lossy(&output.stderr).into_owned());
+        fs::read_to_string(host.file("etcd.log")).is_ok_and(|log| log.contains("expired"))
+            && told.is_ok_and(|told| {
+                told.contains("/ca.pem ran out on 2025-01-02") && told.contains("--authority")
+            })
+    })
+    .await?;
+    drop(etcd);
+    let made = host.administered(&["cluster", "renew", "--authority"])?;
+    assert_eq!(made, format!("made {}\n", file("ca.pem").display()));
+    let _etcd = host.start_etcd()?;
+    host.until("etcd lets in who was let in", async || host.administered(&["node", "list"]).is_ok()).await?;
+    // Also who has the old one only: our programs ask for its key.
+    member.etcd().await?.get(&Keyspace::default().agent(member.node)).await?;
+    let bundle = host.file("again.bundle").display().to_string();
+    host.administered(&["node", "add", "host1", "--again", "--out", &bundle])?;
+    let join = Command::new(program("ecompute"))
+        .args(["join", &bundle, "--directory"])
+        .arg(&member.place)
+        .output()?;
+    let said = String::from_utf8(join.stdout)?;
+    ensure!(join.status.success() && !said.contains("authority"), "{said}");
+    assert_eq!(fs::read(member.place.join("ca.pem"))?, fs::read(file("ca.pem"))?);
+    ensure!(opens(&member.place, "node")?);
+    Ok(())
+}
+
 /// Nobody knows a node whose rights are gone, so what it was given is found by its name.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_certificate_that_could_not_be_revoked_is_when_it_is_said_again() -> Result<()> {

@@ -8,9 +8,12 @@ use rcgen::{
 };
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use time::{Duration, OffsetDateTime};
+use x509_parser::parse_x509_certificate;
 
 use crate::pair::is_its_key;
 
+/// The authority's name, which all that it signed says.
+pub(crate) const NAME: &str = "etcd-compute authority";
 /// So long the authority itself is good.
 const AUTHORITY_FOR: Duration = Duration::days(3650);
 /// So long what it signs is good.
@@ -34,6 +37,9 @@ pub enum PkiError {
     /// What it signs nobody who knows the certificate would believe.
     #[error("the key is not that of the authority's certificate")]
     OtherKey,
+    /// Whoever made it renews it: what it signed says its name, which another certificate would not bear.
+    #[error("the authority was not made by `eschedule cluster init`: whoever made it renews it")]
+    OtherName,
 }
 
 /// A certificate authority with its key: whoever has it may be anybody.
@@ -59,6 +65,31 @@ fn good_for(params: &mut CertificateParams, time: Duration) {
     (params.not_before, params.not_after) = (now - SINCE, now + time);
 }
 
+/// What an authority's own certificate says, from now on.
+fn of_authority() -> CertificateParams {
+    let mut params = CertificateParams::default();
+    params.distinguished_name.push(DnType::CommonName, NAME);
+    params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
+    good_for(&mut params, AUTHORITY_FOR);
+    // Of one that is made again, the key is the same: two certificates of one issuer have never the same number.
+    let mut serial: [u8; 16] = rand::random();
+    serial[0] &= 0x7f;
+    params.serial_number = Some(SerialNumber::from(serial.to_vec()));
+    params
+}
+
+/// Whether two files of authorities, PEM, have one in common: the same key, however long its certificate is good.
+pub fn is_same_authority(one: &str, other: &str) -> bool {
+    let keys = |pem: &str| -> BTreeSet<Vec<u8>> {
+        let found = CertificateDer::pem_slice_iter(pem.as_bytes()).filter_map(Result::ok);
+        let key =
+            |der: CertificateDer<'_>| Some(parse_x509_certificate(&der).ok()?.1.public_key().raw.to_vec());
+        found.filter_map(key).collect()
+    };
+    !keys(one).is_disjoint(&keys(other))
+}
+
 impl Authority {
     /// A new authority, and its key as PEM.
     ///
@@ -66,11 +97,7 @@ impl Authority {
     /// The system has no random numbers.
     pub fn create() -> Result<(Self, String), PkiError> {
         let what = "a certificate authority";
-        let mut params = CertificateParams::default();
-        params.distinguished_name.push(DnType::CommonName, "etcd-compute authority");
-        params.is_ca = IsCa::Ca(BasicConstraints::Constrained(0));
-        params.key_usages = vec![KeyUsagePurpose::KeyCertSign, KeyUsagePurpose::CrlSign];
-        good_for(&mut params, AUTHORITY_FOR);
+        let params = of_authority();
         let key = KeyPair::generate().map_err(failed(what))?;
         let (certificate, pem) = (params.self_signed(&key).map_err(failed(what))?.pem(), key.serialize_pem());
         Ok((Self { issuer: Issuer::new(params, key), certificate }, pem))
@@ -94,6 +121,24 @@ impl Authority {
     /// Its own certificate as PEM.
     pub fn certificate(&self) -> &str {
         &self.certificate
+    }
+
+    /// Its own certificate as PEM, good for as long as a new one's, with those of others that stood behind it. The key and the name are
+    /// the same: what it signed stays good.
+    ///
+    /// # Errors
+    /// It was made elsewhere, by another name.
+    pub fn renewed(&self) -> Result<String, PkiError> {
+        const END: &str = "-----END CERTIFICATE-----";
+        let certificate = of_authority().self_signed(self.issuer.key());
+        let certificate = certificate.map_err(failed("a certificate authority"))?;
+        let before = CertificateDer::from_pem_slice(self.certificate.as_bytes()).ok();
+        let name = |der: &[u8]| Some(parse_x509_certificate(der).ok()?.1.subject().as_raw().to_vec());
+        if before.and_then(|before| name(&before)) != name(certificate.der()) {
+            return Err(PkiError::OtherName);
+        }
+        let others = self.certificate.split_once(END).map_or("", |(_, others)| others.trim_start());
+        Ok(format!("{}{others}", certificate.pem()))
     }
 
     /// A certificate for `name` (its user in etcd), as a client of others and, where it has `hosts` (DNS names or
@@ -189,6 +234,33 @@ mod tests {
         assert!(Authority::read("no pem", &other_key).is_err());
         let mixed = Authority::read(authority.certificate(), &other_key);
         assert!(matches!(mixed, Err(PkiError::OtherKey)));
+    }
+
+    #[test]
+    fn one_that_is_renewed_is_good_for_longer_and_so_is_what_it_signed() {
+        let key = KeyPair::generate().unwrap();
+        let mut params = of_authority();
+        params.not_after = rcgen::date_time_ymd(2025, 1, 2);
+        let (other, _) = Authority::create().unwrap();
+        let old = params.self_signed(&key).unwrap().pem();
+        let both = format!("{old}{}", other.certificate());
+        let authority = Authority::read(&both, &key.serialize_pem()).unwrap();
+        let issued = authority.issue("ecompute-1", &["host1".into()]).unwrap().certificate;
+        let renewed = authority.renewed().unwrap();
+        assert!(renewed.ends_with(other.certificate()), "{renewed}");
+        let [before, now] = [&old, &renewed].map(|pem| Certificate::parse(pem.as_bytes()).unwrap());
+        assert_eq!((before.last_day().year(), before.is_authority, now.is_authority), (2025, true, true));
+        assert!(now.ends - OffsetDateTime::now_utc() > Duration::days(3649) && now.serial != before.serial);
+        verified(&renewed, &issued).unwrap();
+        let again = Authority::read(&renewed, &key.serialize_pem()).unwrap();
+        verified(&old, &again.issue("ecompute-1", &[]).unwrap().certificate).unwrap();
+        assert!(is_same_authority(&old, &renewed) && is_same_authority(other.certificate(), &renewed));
+        assert!(!is_same_authority(&old, other.certificate()) && !is_same_authority("none", "none"));
+
+        params.distinguished_name.push(DnType::CommonName, "ours");
+        let theirs = params.self_signed(&key).unwrap().pem();
+        let theirs = Authority::read(&theirs, &key.serialize_pem()).unwrap();
+        assert!(matches!(theirs.renewed(), Err(PkiError::OtherName)));
     }
 
     #[test]

@@ -11,6 +11,8 @@ use ec_metrics::Exposition;
 use time::{Date, Duration, OffsetDateTime};
 use x509_parser::{extensions::GeneralName, parse_x509_certificate, parse_x509_crl, pem::Pem};
 
+use crate::authority::NAME;
+
 /// From so long before a certificate's end on it is spoken of.
 const SOON: Duration = Duration::days(30);
 
@@ -27,6 +29,8 @@ pub struct Certificate {
     pub name: String,
     /// Its number, of which its authority has one only.
     pub serial: Vec<u8>,
+    /// Whether it is the authority's that `eschedule cluster init` makes, which signs others.
+    pub is_authority: bool,
 }
 
 impl Certificate {
@@ -45,13 +49,20 @@ impl Certificate {
         let certificate = first.parse_x509().ok()?;
         let names = certificate.subject_alternative_name().ok().flatten();
         let hosts = names.iter().flat_map(|names| &names.value.general_names).filter_map(host).collect();
+        let name = common_names(&first.contents).into_iter().next().unwrap_or_default();
         Some(Self {
             hosts,
             begins: certificate.validity().not_before.to_datetime(),
             ends: certificate.validity().not_after.to_datetime(),
-            name: common_names(&first.contents).into_iter().next().unwrap_or_default(),
             serial: unsigned(certificate.raw_serial()),
+            is_authority: certificate.is_ca() && name == NAME,
+            name,
         })
+    }
+
+    /// As what it is spoken of.
+    fn kind(&self) -> &'static str {
+        if self.is_authority { "authority" } else { "certificate" }
     }
 
     /// The day on which it ends.
@@ -134,10 +145,19 @@ pub fn ended<'a>(files: impl IntoIterator<Item = &'a Path>) -> Vec<String> {
 }
 
 fn over(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
-    certificate.over_at(now).map(|why| format!("certificate {} {why}", file.display()))
+    certificate.over_at(now).map(|why| format!("{} {} {why}", certificate.kind(), file.display()))
 }
 
 fn ending(file: &Path, certificate: &Certificate, now: OffsetDateTime) -> Option<String> {
+    if certificate.is_authority {
+        return certificate.ending_at(now).map(|why| {
+            format!(
+                "authority {} {why}: on the first host `eschedule cluster renew --authority` makes it good for longer; that file then \
+                 belongs on every host, and etcd is to be started anew, see docs/cluster.md",
+                file.display()
+            )
+        });
+    }
     if let Some(over) = over(file, certificate, now) {
         return Some(format!("{over}; put a new one there, see docs/cluster.md"));
     }
@@ -168,6 +188,11 @@ pub fn write_ends<'a>(text: &mut Exposition, program: &str, files: impl IntoIter
 mod tests {
     use super::*;
     use crate::Authority;
+
+    fn good(begins: OffsetDateTime, ends: OffsetDateTime) -> Certificate {
+        let (hosts, name, serial) = (Vec::new(), String::new(), Vec::new());
+        Certificate { hosts, begins, ends, name, serial, is_authority: false }
+    }
 
     #[test]
     fn a_certificate_tells_its_hosts_and_its_end_and_what_is_none_is_named() {
@@ -219,8 +244,7 @@ mod tests {
     fn an_end_is_spoken_of_from_thirty_days_before_on() {
         let ends = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
         let begins = ends - Duration::days(400);
-        let certificate =
-            Certificate { hosts: Vec::new(), begins, ends, name: String::new(), serial: Vec::new() };
+        let certificate = good(begins, ends);
         let told = |before: Duration| ending(Path::new("/etc/a.pem"), &certificate, ends - before);
         assert_eq!(told(SOON), None);
         let is_over = |before: Duration| over(Path::new("a.pem"), &certificate, ends - before).is_some();
@@ -230,14 +254,20 @@ mod tests {
         for after in [Duration::ZERO, -Duration::days(1)] {
             assert!(told(after).unwrap().contains("ran out on 2027-01-15"));
         }
+        // What helps there helps no authority.
+        let authority = Certificate { is_authority: true, ..certificate };
+        for before in [Duration::days(12), Duration::ZERO] {
+            let told = ending(Path::new("/etc/ca.pem"), &authority, ends - before).unwrap();
+            assert!(told.starts_with("authority /etc/ca.pem r") && told.contains("--authority"), "{told}");
+            assert!(!told.contains("put a new one") && !told.contains("nothing has"), "{told}");
+        }
     }
 
     #[test]
     fn one_that_is_not_good_yet_is_told_with_the_clocks_that_may_be_why() {
         let begins = OffsetDateTime::from_unix_timestamp(1_800_000_000).unwrap();
         let ends = begins + Duration::days(398);
-        let certificate =
-            Certificate { hosts: Vec::new(), begins, ends, name: String::new(), serial: Vec::new() };
+        let certificate = good(begins, ends);
         let at = |now| {
             (over(Path::new("a.pem"), &certificate, now), ending(Path::new("a.pem"), &certificate, now))
         };

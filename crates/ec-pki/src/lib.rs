@@ -12,7 +12,7 @@ mod files;
 mod held;
 mod pair;
 
-pub use authority::{Authority, Issued, PkiError};
+pub use authority::{Authority, Issued, PkiError, is_same_authority};
 pub use bundle::{Bundle, new_token};
 pub use certificate::{Certificate, common_names, ended, endings, revoked_serials, write_ends};
 pub use files::{Access, write, write_new, write_pair};

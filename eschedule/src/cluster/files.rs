@@ -29,7 +29,7 @@ use ec_cloud::ROOT;
 use ec_pki::{
     Access, Authority, Certificate, PkiError,
     config::{self, Found, quoted_path, served, trust},
-    ended, new_token, unfit, write, write_pair,
+    ended, endings, new_token, unfit, write, write_pair,
 };
 use ec_runtime::exit::{Failure, tell};
 use nix::unistd::{Group, Uid};
@@ -301,10 +301,18 @@ impl Directory {
             .then(|| format!("{}: `{}` makes all anew", unfit.join(", "), self.said("renew"))))
     }
 
-    /// Which certificates here are over.
+    /// Which certificates here are over, and whether their authority is.
     pub(super) fn ended(&self) -> Vec<String> {
+        let authority = self.authority();
         let pairs = MEMBERS.map(|(name, _)| self.pair(name).0);
-        ended(pairs.iter().map(PathBuf::as_path))
+        ended(pairs.iter().chain([&authority]).map(PathBuf::as_path))
+    }
+
+    /// Which certificates that nobody here makes anew by the way are over, or soon will be: the authority's, and those of nodes.
+    pub(super) fn ending(&self) -> Result<Vec<String>, Failure> {
+        let mut told = endings([self.authority().as_path()]);
+        told.extend(self.ending_given()?);
+        Ok(told)
     }
 
     /// Makes what is missing; answers what was made.
@@ -424,6 +432,14 @@ impl Directory {
         let made = known.iter().map(|(name, hosts)| self.issue(&authority, name, hosts));
         let made = made.collect::<Result<Vec<_>, _>>()?.into_iter().flatten();
         Ok(made.chain(self.list_revoked()?).collect())
+    }
+
+    /// Makes the authority good for longer, with the same key: all that it signed stays good. Answers what was made.
+    pub(super) fn renew_authority(&self) -> Result<Vec<String>, Failure> {
+        let _lock = self.lock()?;
+        let renewed = self.read_authority()?.renewed().map_err(wrong)?;
+        self.write("ca.pem", renewed)?;
+        Ok(vec!["ca.pem".to_owned()])
     }
 
     /// Makes a certificate and its key, in place of any that were there.
