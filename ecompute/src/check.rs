@@ -102,6 +102,7 @@ pub async fn warnings(settings: &Settings, file: Option<&Path>) -> Vec<String> {
     let mut warnings =
         exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key).chain(image_store));
     warnings.extend(endings(settings.certificates()));
+    warnings.extend(etcd.unused());
     warnings.extend(etcd.open_door().await);
     warnings.extend(placement.open_door());
     warnings.extend(settings.open_port());

@@ -78,6 +78,7 @@ impl Settings {
         let mut warnings = exposed(own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(key));
         warnings.extend(endings(certificates.iter().map(PathBuf::as_path)));
         warnings.extend(open);
+        warnings.extend(etcd.unused());
         Ok(Self {
             listen,
             tls: file.tls.clone(),

@@ -144,6 +144,7 @@ impl Settings {
             own.chain(etcd.secret_files()).chain(placement.secret_files()).chain(image_store.secret_file()),
         );
         warnings.extend(endings(etcd.certificates().chain(placement.certificates())));
+        warnings.extend(etcd.unused());
         Ok(Self {
             file: loaded.path.clone(),
             warnings,

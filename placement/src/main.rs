@@ -261,6 +261,7 @@ async fn warnings(loaded: &config::Loaded<Config>, settings: &Settings) -> Vec<S
     let key = settings.tls.as_ref().map(|tls| tls.key.as_path());
     let mut warnings = config::exposed(own.into_iter().chain(settings.etcd.secret_files()).chain(key));
     warnings.extend(endings(settings.api.certificates.iter().map(PathBuf::as_path)));
+    warnings.extend(settings.etcd.unused());
     warnings.extend(settings.etcd.open_door().await);
     if loaded.config.auth == AuthKind::Noauth && !settings.listen.ip().to_canonical().is_loopback() {
         warnings.push(format!(

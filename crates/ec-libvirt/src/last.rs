@@ -20,24 +20,38 @@ type Holders = BTreeMap<Ipv4Addr, MacAddr>;
 
 /// The last holders, in a file, too.
 #[derive(Debug, Default)]
-pub(crate) struct LastHolders(Mutex<Option<Holders>>);
+pub(crate) struct LastHolders(Mutex<Option<Known>>);
+
+#[derive(Debug, Default)]
+struct Known {
+    holders: Holders,
+    /// Whether the file says the same.
+    is_noted: bool,
+}
 
 impl LastHolders {
     /// Takes in the leases that are living, and tells the last holder of each address, those included.
     pub(crate) fn with(&self, living: &Holders, file: &Path) -> Holders {
         // A file system that does not answer holds up whoever came first, and not the rules of all later.
-        let Ok(mut holders) = self.0.try_lock() else { return living.clone() };
-        let before = holders.take().unwrap_or_else(|| read(file));
-        let after = follow(before.clone(), living);
-        if after != before
-            && let Err(error) = write(file, &after)
-        {
-            tracing::debug!(path = %file.display(), %error, "failed to note who has which address");
-            // What is not noted is tried again.
-            *holders = Some(before);
-            return after;
+        let Ok(mut known) = self.0.try_lock() else { return living.clone() };
+        let before = match known.take().map_or_else(|| read(file), Ok) {
+            Ok(before) => before,
+            Err(error) => {
+                // Nor is it written then: what it says of others would be lost.
+                tracing::debug!(path = %file.display(), %error, "who had which address is not known");
+                return living.clone();
+            }
+        };
+        let after = follow(before.holders.clone(), living);
+        let mut is_noted = before.is_noted && after == before.holders;
+        if !is_noted {
+            let written = write(file, &after);
+            is_noted = written.is_ok();
+            if let Err(error) = written {
+                tracing::debug!(path = %file.display(), %error, "failed to note who has which address");
+            }
         }
-        holders.insert(after).clone()
+        known.insert(Known { holders: after, is_noted }).holders.clone()
     }
 }
 
@@ -48,19 +62,18 @@ fn follow(mut last: Holders, living: &Holders) -> Holders {
     last
 }
 
-/// What cannot be read is not known: whom it is about is told of by its next lease.
-fn read(file: &Path) -> Holders {
-    let text = fs::read_to_string(file).unwrap_or_else(|error| {
-        if error.kind() != ErrorKind::NotFound {
-            tracing::debug!(path = %file.display(), %error, "who had which address is not known");
-        }
-        String::new()
-    });
+/// A line that cannot be read is none: whom it is about is told of by its next lease.
+fn read(file: &Path) -> io::Result<Known> {
+    let text = match fs::read(file) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(Known::default()),
+        Err(error) => return Err(error),
+    };
     let line = |line: &str| {
         let (address, mac) = line.split_once(' ')?;
         Some((address.parse().ok()?, mac.parse().ok()?))
     };
-    text.lines().filter_map(line).collect()
+    Ok(Known { holders: text.lines().filter_map(line).collect(), is_noted: true })
 }
 
 fn write(file: &Path, holders: &Holders) -> io::Result<()> {
@@ -70,7 +83,11 @@ fn write(file: &Path, holders: &Holders) -> io::Result<()> {
     written.write_all(lines.as_bytes())?;
     // A power cut is what this is for.
     written.sync_all()?;
-    fs::rename(&new, file)
+    fs::rename(&new, file)?;
+    match file.parent() {
+        Some(directory) => File::open(directory)?.sync_all(),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]
@@ -113,6 +130,28 @@ mod tests {
         // Nor does a file that cannot be had keep the rules from what is known.
         let nowhere = directory.path().join("none/addresses");
         let living = Holders::from([(ip(1), mac(1))]);
-        assert_eq!(LastHolders::default().with(&living, &nowhere), living);
+        let told = LastHolders::default();
+        assert_eq!(told.with(&living, &nowhere), living);
+        let others = Holders::from([(ip(1), mac(2))]);
+        assert_eq!(told.with(&others, &nowhere), others);
+        assert_eq!(told.with(&Holders::new(), &nowhere), others, "it is known though it was never written");
+        fs::create_dir(nowhere.parent().unwrap()).unwrap();
+        told.with(&Holders::new(), &nowhere);
+        assert_eq!(read(&nowhere).unwrap().holders, others, "and is written when that can be");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_read_is_read_later() {
+        let directory = tempfile::tempdir().unwrap();
+        let file = directory.path().join("addresses");
+        // As an error of the disk.
+        fs::create_dir(&file).unwrap();
+        let living = Holders::from([(ip(2), mac(2))]);
+        let told = LastHolders::default();
+        assert_eq!(told.with(&living, &file), living);
+        fs::remove_dir(&file).unwrap();
+        fs::write(&file, "10.0.0.1 52:00:00:00:00:01\n\u{fffd}").unwrap();
+        let both = Holders::from([(ip(1), mac(1)), (ip(2), mac(2))]);
+        assert_eq!(told.with(&living, &file), both, "it is read when it can be");
     }
 }

@@ -8,15 +8,14 @@ use std::{collections::BTreeSet, num::IntErrorKind};
 
 use crate::Resources;
 
-/// So many bytes a query may have. However much of it has to be escaped, three for one, it still is part of a URL that clients can
-/// write, which has less than 64 KiB.
-pub const QUERY_MAX: usize = 16 << 10;
+/// So many bytes a query may have as it stands in a URL, of which clients can write less than 64 KiB.
+pub const QUERY_MAX: usize = 60_000;
 
 /// A query that no Placement API would understand.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueryError {
     /// It is part of no URL.
-    #[error("the query has {0} bytes, wanted {QUERY_MAX} at most")]
+    #[error("the query takes {0} bytes of a URL, wanted {QUERY_MAX} at most")]
     TooLong(usize),
     /// There is no `resources` group at all.
     #[error("the query asks for nothing; wanted for example `resources=VCPU:1,MEMORY_MB:256`")]
@@ -70,9 +69,6 @@ impl ResourceQuery {
     /// Reads `resources=VCPU:1,…&required=…`; a leading `?` does not count.
     pub fn parse(text: &str) -> Result<Self, QueryError> {
         let text = text.trim_start_matches('?');
-        if text.len() > QUERY_MAX {
-            return Err(QueryError::TooLong(text.len()));
-        }
         let mut pairs = Vec::new();
         for part in text.split('&').filter(|part| !part.is_empty()) {
             if !part.contains('=') {
@@ -97,10 +93,14 @@ impl ResourceQuery {
             }
             pairs.push((key.into_owned(), value.into_owned()));
         }
-        if pairs.iter().any(|(key, _)| is_group(key)) {
-            Ok(Self { text: text.to_owned(), pairs })
-        } else {
-            Err(QueryError::NoResources)
+        if !pairs.iter().any(|(key, _)| is_group(key)) {
+            return Err(QueryError::NoResources);
+        }
+        let written =
+            url::form_urlencoded::Serializer::new(String::new()).extend_pairs(&pairs).finish().len();
+        match written <= QUERY_MAX {
+            true => Ok(Self { text: text.to_owned(), pairs }),
+            false => Err(QueryError::TooLong(written)),
         }
     }
 
@@ -303,12 +303,13 @@ mod tests {
     #[test]
     fn a_query_is_as_long_as_a_url_may_be_and_no_longer() {
         let long = |bytes: usize| {
+            // Its colon takes three.
             let begun = "resources=VCPU:1&required=";
-            ResourceQuery::parse(&format!("{begun}{}", "A".repeat(bytes - begun.len())))
+            ResourceQuery::parse(&format!("{begun}{}", "A".repeat(bytes - begun.len() - 2)))
         };
         assert!(long(QUERY_MAX).is_ok());
         let told = long(QUERY_MAX + 1).unwrap_err().to_string();
-        assert_eq!(told, "the query has 16385 bytes, wanted 16384 at most");
+        assert_eq!(told, "the query takes 60001 bytes of a URL, wanted 60000 at most");
     }
 
     proptest! {

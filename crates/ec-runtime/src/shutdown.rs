@@ -24,7 +24,8 @@ pub fn shutdown_on_signals() -> io::Result<CancellationToken> {
             tokio::select! {
                 _ = interrupt.recv() => {}
                 _ = terminate.recv() => {}
-                Some(()) = async { hangup.as_mut()?.recv().await } => {}
+                // A shell that ends says it once more: it is no second word.
+                Some(()) = async { hangup.as_mut()?.recv().await }, if first => {}
             }
             if first {
                 tracing::info!("asked to end; a second signal ends at once");
@@ -37,9 +38,13 @@ pub fn shutdown_on_signals() -> io::Result<CancellationToken> {
     Ok(token)
 }
 
-/// Whether the process was told by its parent to ignore a signal, as the kernel shows it (proc(5), `SigIgn`).
+/// Whether the process was told by its parent to ignore a signal.
 fn is_ignored(kind: SignalKind) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    ignores(&std::fs::read_to_string("/proc/self/status").unwrap_or_default(), kind)
+}
+
+/// The same, as the kernel shows it (proc(5), `SigIgn`).
+fn ignores(status: &str, kind: SignalKind) -> bool {
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (kind.as_raw_value() - 1) & 1 == 1)
@@ -47,20 +52,33 @@ fn is_ignored(kind: SignalKind) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use nix::sys::signal::{Signal, raise};
+    use tokio::time::{sleep, timeout};
 
     use super::*;
 
     #[tokio::test]
-    async fn a_terminal_that_is_closed_asks_to_end() {
+    async fn a_terminal_that_is_closed_asks_to_end_however_often_it_is_said() {
         let asked = shutdown_on_signals().unwrap();
-        raise(Signal::SIGHUP).unwrap();
-        asked.cancelled().await;
+        if is_ignored(SignalKind::hangup()) {
+            // Whoever runs this has it so (`nohup`), and nothing may come of it.
+            raise(Signal::SIGHUP).unwrap();
+            return;
+        }
+        for _ in 0..2 {
+            raise(Signal::SIGHUP).unwrap();
+            timeout(Duration::from_secs(20), asked.cancelled()).await.unwrap();
+            // Time for what would end the process.
+            sleep(Duration::from_millis(50)).await;
+        }
     }
 
     #[test]
     fn what_is_ignored_is_told() {
-        // Programs of Rust begin with it.
-        assert!(is_ignored(SignalKind::pipe()) && !is_ignored(SignalKind::hangup()));
+        let status = "Name:\tx\nSigIgn:\t0000000000001001\nSigCgt:\t0000000000000002\n";
+        assert!(ignores(status, SignalKind::hangup()) && ignores(status, SignalKind::pipe()));
+        assert!(!ignores(status, SignalKind::interrupt()) && !ignores("", SignalKind::hangup()));
     }
 }

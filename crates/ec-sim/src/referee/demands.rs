@@ -252,10 +252,15 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
     }
 }
 
-/// A volume comes to another machine while the one that had it has it no more, by what is wanted of that.
+/// A volume comes to another machine while the one that had it has it no more, by what is wanted of that; and to another node with the
+/// machine that has it while that is as it was.
 fn of_former(world: &World, before: Option<&Instance>, after: Option<&Instance>) -> Vec<String> {
     let keys = &world.keys;
     let [was, is] = [before, after].map(|record| record.and_then(|record| record.attached));
+    let [from, to] = [before, after].map(|record| record.and_then(Instance::node));
+    if let Some(holder) = was.filter(|_| was == is && from.is_some() && from != to) {
+        return vec![keys.instance(holder)];
+    }
     let Some(former) = was.filter(|was| is.is_some_and(|is| is != *was)) else { return Vec::new() };
     let record = keys.instance(former);
     let machine = content(world, &record).and_then(|pair| decode::<Instance>(&pair.value).ok());

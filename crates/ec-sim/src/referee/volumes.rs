@@ -344,9 +344,11 @@ pub(super) fn of_attach(
         stands_on.push(record);
     }
     // Of one that is brought back its node tells what it has no more.
-    let is_brought_back = txn.when.iter().any(
-        |compare| matches!(compare, Compare::Absent(key) if world.keys.parse_request(key).is_ok() && txn.then.iter().any(|op| op.key() == key)),
-    );
+    let machine = decode::<Instance>(new).ok().map(|record| record.instance);
+    let is_request = |key: &str| world.keys.parse_request(key).is_ok_and(|(_, of)| Some(of) == machine);
+    let is_brought_back =
+        txn.when.iter().any(|compare| matches!(compare, Compare::Absent(key) if is_request(key)))
+            && txn.then.iter().any(|op| is_request(op.key()));
     for volume in before.difference(&volumes(new)).filter(|_| !is_brought_back) {
         let record = world.keys.instance(*volume);
         let of_volume = content(world, &record).and_then(|pair| decode::<Instance>(&pair.value).ok());

@@ -97,6 +97,15 @@ impl EtcdConfig {
         })
     }
 
+    /// What these settings say in vain: a user in an endpoint.
+    pub fn unused(&self) -> Option<String> {
+        let endpoint = self.endpoints.iter().find(|endpoint| without_user(endpoint) != **endpoint)?;
+        Some(format!(
+            "the user in the etcd endpoint of {} is not used: name it in `etcd.user`, and its password in `etcd.password`",
+            without_user(endpoint)
+        ))
+    }
+
     /// What an etcd means that lets everybody in who reaches it; nothing where it does not, or only this machine
     /// reaches it. One that is spoken to by loopback is looked for at this machine's other addresses, too.
     pub async fn open_door(&self) -> Option<String> {
@@ -167,7 +176,8 @@ impl EtcdConfig {
     }
 
     fn url(&self, endpoint: &str) -> StoreResult<String> {
-        let invalid = |why: &str| StoreError::Invalid(format!("etcd endpoint `{endpoint}` {why}"));
+        let told = without_user(endpoint);
+        let invalid = |why: &str| StoreError::Invalid(format!("etcd endpoint `{told}` {why}"));
         let (scheme, rest) = endpoint.split_once("://").map_or((None, endpoint), |(s, r)| (Some(s), r));
         match (scheme, &self.tls) {
             (Some("http"), Some(_)) => {
@@ -177,12 +187,8 @@ impl EtcdConfig {
             (None | Some("http" | "https"), _) => {}
             (Some(_), _) => return Err(invalid("is neither http:// nor https://")),
         }
-        let authority = rest.trim_end_matches('/');
-        if let Some((_, host)) = authority.rsplit_once('@') {
-            return Err(StoreError::Invalid(format!(
-                "etcd endpoint `{host}` has a user in front of it: name that in `etcd.user`, and its password in `etcd.password`"
-            )));
-        }
+        // Nobody uses a user there, which `unused` tells.
+        let authority = rest.rsplit_once('@').map_or(rest, |(_, host)| host).trim_end_matches('/');
         let port = authority.rsplit_once(':').filter(|(host, _)| !host.is_empty()).map(|(_, port)| port);
         if port.and_then(|port| port.parse::<u16>().ok()).is_none_or(|port| port == 0) {
             return Err(invalid("is not of the form `host:port`"));
@@ -277,14 +283,16 @@ mod tests {
     }
 
     #[test]
-    fn a_password_in_an_endpoint_is_refused_and_not_told() {
+    fn a_password_in_an_endpoint_is_not_used_and_not_told() {
+        assert_eq!(config("http://a:1").unused(), None);
         for given in ["http://root:hunter2@a:1", "root:hunter2@a:1"] {
-            let error = config(given).urls().unwrap_err().to_string();
-            assert!(
-                error.contains("`a:1`") && error.contains("etcd.user") && !error.contains("hunter2"),
-                "{error}"
-            );
+            assert_eq!(config(given).urls().unwrap(), ["http://a:1"]);
+            let told = config(given).unused().unwrap();
+            assert!(told.contains("of a:1 is") || told.contains("of http://a:1 is"), "{told}");
+            assert!(told.contains("etcd.user") && !told.contains("hunter2"), "{told}");
         }
+        let error = config("http://root:hunter2@a").urls().unwrap_err().to_string();
+        assert!(!error.contains("hunter2"), "{error}");
     }
 
     #[test]
