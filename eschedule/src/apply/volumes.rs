@@ -1,6 +1,6 @@
 //! The volumes of a stack: what its file says of them, what is told, and what is done.
 
-use std::{cell::OnceCell, collections::HashMap};
+use std::{cell::OnceCell, collections::HashMap, time::Duration};
 
 use ec_cloud::{
     Ask, CloudError, Doomed, NewVolume, Placed, Refused, STACK, Scheduled, Standing, Step, Verb, VolumeStep,
@@ -203,7 +203,7 @@ impl Making<'_> {
                 (one.volume, one.instance) = (Some(volume.instance), Some(instance.instance));
                 one.node = Some(instance.node);
                 let name = &self.of.volumes[*number].name;
-                self.until_there(volume, name, "creating").await?;
+                self.until_there(volume, name, "creating", self.patience).await?;
                 let (volume, instance) = (volume.instance, instance.instance);
                 self.unless_stopped(until_free(cloud, volume, Some(instance), self.patience)).await?;
                 if let Some(node) = node_to_come_to(cloud, volume, instance, None).await? {
@@ -212,7 +212,7 @@ impl Making<'_> {
                     let moved =
                         move_volume(cloud, volume, node).await.map_err(|error| session.failed(error))?;
                     self.volumes.insert(*number, moved);
-                    self.until_there(moved, name, "moving").await?;
+                    self.until_there(moved, name, "moving", self.patience).await?;
                 }
                 let attached = attach(cloud, volume, instance, None).await;
                 let acted = attached.map_err(|error| session.failed(error))?.acted;
@@ -272,7 +272,7 @@ impl Making<'_> {
             }
         };
         self.volumes.insert(number, made);
-        self.until_there(made, &self.of.volumes[number].name, "creating").await?;
+        self.until_there(made, &self.of.volumes[number].name, "creating", self.patience).await?;
         self.unless_stopped(until_free(&self.session.cloud, made.instance, None, self.patience)).await?;
         Ok(made)
     }
@@ -326,13 +326,13 @@ impl Making<'_> {
                     wish.name
                 )));
             };
-            self.until_there(*made, &wish.name, "creating").await?;
+            self.until_there(*made, &wish.name, "creating", self.patience).await?;
         }
         for (number, made) in &self.instances {
             let is_copy = is_of_it(&self.entries[*number].guest.image);
             // It may have been stopped since it was made.
             if is_copy && !is_made(&self.session.cloud, made.instance).await? {
-                self.until_there(*made, &self.of.instances[*number].name, "building").await?;
+                self.until_there(*made, &self.of.instances[*number].name, "building", self.patience).await?;
             }
         }
         Ok(())
@@ -344,10 +344,11 @@ impl Making<'_> {
         Scheduled { instance, node }: Scheduled,
         name: &str,
         doing: &str,
+        patience: Duration,
     ) -> Result<(), Failure> {
         // Of one that is there nothing is told.
         let shown: OnceCell<Shown> = OnceCell::new();
-        let made = until_active(&self.session.cloud, node, instance, self.patience, |step| match step {
+        let made = until_active(&self.session.cloud, node, instance, patience, |step| match step {
             Step::Status(status) if status.state == State::Active => {}
             step => shown.get_or_init(|| Shown::of(name, doing)).step(step),
         });

@@ -3,6 +3,7 @@
 use ec_cloud::{Acted, Awaited, Scheduled, Step, View, attach, find_placed, until_done, until_gone};
 use ec_model::{InstanceId, NodeId, Request, State, Status};
 use ec_runtime::exit::{Failure, tell};
+use tokio::time::Instant;
 
 use super::{Applied, Making};
 use crate::{acting::tell_later, shown::Shown};
@@ -65,16 +66,17 @@ fn being_changed(request: Option<&Request>, status: Option<&Status>) -> Vec<Awai
 }
 
 impl Making<'_> {
-    /// Waits until all is so, one after the other: first what this run asked for. What is not is told in the line of what was done,
-    /// where something was.
+    /// Waits until all is so, one after the other: first what this run asked for. All of it was asked for by now, so the time of all
+    /// runs at once. What is not so is told in the line of what was done, where something was.
     pub(super) async fn until_all(&self, asked: Vec<(&mut Applied, Asked)>) -> Result<(), Failure> {
         let now: Vec<_> = asked.iter().map(|(_, asked)| asked.whose()).collect();
         // What was only changed may not be made yet.
         let mut told: Vec<_> =
             asked.iter().filter(|(_, asked)| asked.is_whole()).map(|(_, asked)| asked.whose()).collect();
         let mut failed: Option<Failure> = None;
+        let end = Instant::now() + self.patience;
         for (one, asked) in asked {
-            let Err(failure) = self.until(&one.name, &asked).await else { continue };
+            let Err(failure) = self.until(&one.name, &asked, end).await else { continue };
             told.push(asked.whose());
             one.undo(&failure.message);
             note(&mut failed, &one.name, failure);
@@ -84,11 +86,11 @@ impl Making<'_> {
         }
         for number in self.instances.keys() {
             let name = &self.of.instances[*number].name;
-            self.until_before(&mut failed, name, self.instance_before(*number, &told).await).await;
+            self.until_before(&mut failed, name, self.instance_before(*number, &told).await, end).await;
         }
         for number in self.volumes.keys() {
             let name = &self.of.volumes[*number].name;
-            self.until_before(&mut failed, name, self.volume_before(*number, &now).await).await;
+            self.until_before(&mut failed, name, self.volume_before(*number, &now).await, end).await;
         }
         failed.map_or(Ok(()), Err)
     }
@@ -99,10 +101,11 @@ impl Making<'_> {
         failed: &mut Option<Failure>,
         name: &str,
         before: Result<Vec<Asked>, Failure>,
+        end: Instant,
     ) {
         let outcome = async {
             for asked in before? {
-                self.until(name, &asked).await?;
+                self.until(name, &asked, end).await?;
             }
             Ok(())
         };
@@ -134,7 +137,8 @@ impl Making<'_> {
         let heard = request.map(|request| request.generation).filter(|asked| *asked > told);
         for awaited in being_changed(request, status).into_iter().chain(heard.map(Awaited::Heard)) {
             let of = Scheduled { instance: volume, node: known.node };
-            self.until(name, &Asked::Otherwise(of, awaited)).await?;
+            let end = Instant::now() + self.patience;
+            self.until(name, &Asked::Otherwise(of, awaited), end).await?;
         }
         Ok(())
     }
@@ -162,20 +166,22 @@ impl Making<'_> {
         Ok(asked)
     }
 
-    async fn until(&self, name: &str, asked: &Asked) -> Result<(), Failure> {
+    /// Waits for one until `end`; that it is so already is seen at any time.
+    async fn until(&self, name: &str, asked: &Asked, end: Instant) -> Result<(), Failure> {
         let cloud = &self.session.cloud;
+        let left = end.saturating_duration_since(Instant::now());
         let (shown, outcome) = match *asked {
-            Asked::Made(made, doing) => return self.until_there(made, name, doing).await,
+            Asked::Made(made, doing) => return self.until_there(made, name, doing, left).await,
             Asked::Gone(Scheduled { instance, node }) => {
                 let shown = Shown::of(name, "going");
-                let gone = until_gone(cloud, node, instance, self.patience, |step| shown.step(step));
+                let gone = until_gone(cloud, node, instance, left, |step| shown.step(step));
                 let outcome = self.unless_stopped(gone).await;
                 (shown, outcome)
             }
             Asked::Otherwise(Scheduled { instance, node }, awaited) => {
                 let shown = Shown::of(name, "changing");
                 let seen = |step: Step<'_>| shown.step_of_volume(step);
-                let done = until_done(cloud, node, instance, awaited, self.patience, seen);
+                let done = until_done(cloud, node, instance, awaited, left, seen);
                 let outcome = self.unless_stopped(done).await.map(drop);
                 (shown, outcome)
             }
@@ -187,10 +193,41 @@ impl Making<'_> {
 
 #[cfg(test)]
 mod tests {
+    use std::{collections::BTreeMap, time::Duration};
+
+    use ec_cloud::Volumes;
     use ec_model::{Rebuild, Resize, decode};
     use jiff::Timestamp;
+    use tokio_util::sync::CancellationToken;
 
     use super::*;
+    use crate::config::Session;
+
+    #[tokio::test(start_paused = true)]
+    async fn all_that_was_asked_for_is_given_the_same_time() {
+        let (session, shared) = (Session::in_memory().await, BTreeMap::new());
+        let none = Volumes::new("shop", (&[], &[]), (&[], &[]), &shared);
+        let (stop, patience) = (CancellationToken::new(), Duration::from_secs(60));
+        let making = Making::new(&session, &none, &[], &stop, patience);
+        let mut done = ["a", "b", "c"].map(|name| Applied::new("set", name));
+        let mut asked = Vec::new();
+        for (one, number) in done.iter_mut().zip(1u128..) {
+            let uuid = uuid::Uuid::from_u128(number);
+            let record = format!(
+                r#"{{"version":1,"instance":"{uuid}","name":"{}","generation":1,
+                "spec":{{"query":"resources=VCPU:2","image":{{"url":""}}}},
+                "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#,
+                one.name
+            );
+            session.put(decode(record.as_bytes()).unwrap()).await;
+            let of = Scheduled { instance: InstanceId::new(uuid), node: NodeId::new(uuid) };
+            asked.push((one, Asked::Otherwise(of, Awaited::Heard(1))));
+        }
+        let begun = Instant::now();
+        making.until_all(asked).await.unwrap_err();
+        assert!(begun.elapsed() >= patience && begun.elapsed() < patience * 2, "{:?}", begun.elapsed());
+        assert!(done.iter().all(|one| one.undone), "each was looked at");
+    }
 
     #[test]
     fn a_volume_is_waited_for_until_what_was_asked_of_it_last_came_to_an_end() {
