@@ -15,6 +15,7 @@ pub mod config;
 mod driver;
 mod firewall;
 mod health;
+mod held;
 mod hosted;
 pub mod identity;
 mod inventory;

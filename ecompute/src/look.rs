@@ -1,22 +1,19 @@
 //! Reading what there is: what etcd, the hypervisor, the node's own records and placement have. What it means is
 //! for [`ec_plan::engine`] to say.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::Arc,
-};
+use std::{collections::BTreeSet, sync::Arc};
 
 use ec_model::{InstanceId, Intent, NodeId, Request, RequestId, Resources, Size, State, Status, decode};
 use ec_placement_client::{ConsumerAllocations, PlacementError};
 use ec_plan::{
     RecordFacts, RescuedFacts, SizeFacts,
-    engine::{Event, Held, Requested, Seen, StatusEntry, Whose},
+    engine::{Audit, Event, Held, Requested, Seen, StatusEntry, Whose},
     fingerprint,
 };
 use ec_runtime::planted;
 use ec_store::{Change, Event as Changed, KeyValue, StoreError};
 
-use crate::parts::Parts;
+use crate::{held::held_by, parts::Parts};
 
 /// What a change under this node's prefix tells of its requests. A key that is not one of a request is left alone.
 pub(crate) fn changed(parts: &Parts, change: Change) -> Event {
@@ -170,34 +167,37 @@ pub(crate) async fn ask_whose(parts: &Parts, instance: InstanceId) -> Result<Who
 }
 
 /// Every allocation on this node, where placement knows the node; with what of the storage that it shares is of this node's.
-pub(crate) async fn audit(parts: &Parts) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
-    let before = held_of(parts, parts.node).await?;
-    let (Some(before), Some(shared)) = (&before, &parts.settings.shared) else { return Ok(before) };
-    let Some(of_storage) = held_of(parts, shared.storage.provider).await? else { return Ok(None) };
-    // A machine claims of both at once: what came between the first two answers is whole by the third, and what came after
-    // them is left to the next audit.
-    let Some(mut held) = held_of(parts, parts.node).await? else { return Ok(None) };
-    held.retain(|instance, _| before.contains_key(instance) || of_storage.contains_key(instance));
-    // Looked for afterwards: what was claimed by then, and is this node's, is among them.
+pub(crate) async fn audit(parts: &Parts) -> Result<Option<Audit>, String> {
+    let on_node = match parts.placement.provider_allocations(parts.node).await {
+        Ok(on_node) => on_node,
+        Err(PlacementError::NotFound(_)) => return Ok(None),
+        Err(error) => return Err(error.to_string()),
+    };
+    let Some(shared) = &parts.settings.shared else {
+        return Ok(Some(on_node.into_iter().map(|(instance, amounts)| (instance, Ok(amounts))).collect()));
+    };
+    let storage = shared.storage.provider;
+    if parts.placement.provider(storage).await.map_err(|error| error.to_string())?.is_none() {
+        return Ok(None);
+    }
     let known = known_here(parts).await?;
-    for (instance, amounts) in of_storage {
-        if held.contains_key(&instance) || known.contains(&instance) {
-            held.entry(instance).or_default().extend(amounts);
-        }
-    }
-    Ok(Some(held))
+    let asked = on_node.into_keys().chain(known.iter().copied()).collect();
+    let answers = held_by(&parts.placement, asked).await.map_err(|error| error.to_string())?;
+    // An allocation of shared storage names no node: whose it is, is known here. A machine's names this node, too, and both come by one
+    // answer, so that what is claimed or given back meanwhile is whole or not there.
+    let here = answers.into_iter().filter_map(|(instance, held)| {
+        let mut held = match held {
+            Ok(held) => held,
+            Err(error) => return Some((instance, Err(error.to_string()))),
+        };
+        let (of_node, of_storage) = (held.remove(&parts.node), held.remove(&storage));
+        (of_node.is_some() || of_storage.is_some() && known.contains(&instance))
+            .then(|| (instance, Ok([of_node, of_storage].into_iter().flatten().flatten().collect())))
+    });
+    Ok(Some(here.collect()))
 }
 
-/// Every allocation on a provider, where placement knows that.
-async fn held_of(parts: &Parts, provider: NodeId) -> Result<Option<BTreeMap<InstanceId, Resources>>, String> {
-    match parts.placement.provider_allocations(provider).await {
-        Ok(held) => Ok(Some(held.into_iter().collect())),
-        Err(PlacementError::NotFound(_)) => Ok(None),
-        Err(error) => Err(error.to_string()),
-    }
-}
-
-/// What this node is asked for, has told of, or has a record of: an allocation of shared storage names no node.
+/// What this node is asked for, has told of, or has a record of.
 async fn known_here(parts: &Parts) -> Result<BTreeSet<InstanceId>, String> {
     let keys = &parts.settings.keys;
     let prefixes = (keys.requests(parts.node), keys.statuses(parts.node));

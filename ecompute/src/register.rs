@@ -15,6 +15,7 @@ use tokio::{sync::watch, time::Instant};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
+    held::held_by,
     inventory::{self, Measured},
     parts::Parts,
     storage,
@@ -268,16 +269,14 @@ async fn ask(parts: &Parts) -> Result<Capacity, Option<Capacity>> {
 
 /// Has the room of guests reserved that are here and that placement does not count here, before it is offered: one by
 /// one they are claimed again, but for those that somebody has counted elsewhere.
-async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
-    let mut held = parts.placement.provider_allocations(parts.node).await?;
-    if let Some(shared) = &parts.settings.shared {
-        held.extend(parts.placement.provider_allocations(shared.storage.provider).await?);
-    }
-    let (records, counted) = (Arc::clone(&parts.records), held.into_keys().collect::<HashSet<InstanceId>>());
+pub(crate) async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
+    let on_node = parts.placement.provider_allocations(parts.node).await?;
+    let (records, counted) =
+        (Arc::clone(&parts.records), on_node.into_keys().collect::<HashSet<InstanceId>>());
     let listed = parts.host.blocking(move || {
         records.list_but(|instance| counted.contains(&instance)).map(|records| (records, counted))
     });
-    let (here, counted) = match listed.await {
+    let (here, mut counted) = match listed.await {
         Ok(Ok((records, counted))) => (records.into_iter().collect::<HashMap<_, _>>(), counted),
         other => {
             let error = match other {
@@ -291,17 +290,32 @@ async fn reserve_uncounted(parts: &Parts) -> Result<(), PlacementError> {
             return Ok(());
         }
     };
+    // Of storage that is shared nothing is reserved, so of what takes of that alone there is nothing to ask.
+    let takes_here = |class: &String| parts.settings.shared.is_none() || class != DISK;
+    let missed = here.iter().filter_map(|(instance, record)| Some((*instance, record.as_ref()?)));
+    let missed = missed.filter(|(_, record)| record.started && record.resources.keys().any(takes_here));
+    let mut missed: BTreeMap<_, _> =
+        missed.map(|(instance, record)| (instance, record.resources.clone())).collect();
+    if let Some(shared) = &parts.settings.shared {
+        let counts = [parts.node, shared.storage.provider];
+        for (instance, held) in held_by(&parts.placement, missed.keys().copied().collect()).await? {
+            let held = held?;
+            if counts.iter().any(|provider| held.contains_key(provider)) {
+                counted.insert(instance);
+                missed.remove(&instance);
+            }
+        }
+    }
     parts.uncounted.send_if_modified(|uncounted| {
         let before = uncounted.len();
         // Of one whose record cannot be read nobody knows better.
         uncounted.retain(|instance, _| here.contains_key(instance) && !counted.contains(instance));
         let mut is_news = uncounted.len() != before;
-        let missed = here.into_iter().filter_map(|(instance, record)| Some((instance, record?)));
-        for (instance, record) in missed.filter(|(_, record)| record.started) {
+        for (instance, resources) in missed {
             uncounted.entry(instance).or_insert_with(|| {
                 tracing::warn!(%instance, "placement does not count it on this node; as much is reserved");
                 is_news = true;
-                record.resources
+                resources
             });
         }
         is_news

@@ -41,7 +41,7 @@ use agenda::{Agenda, What};
 use ec_model::{CopyOf, InstanceId, RequestId};
 use known::{Busy, Copying, Known};
 
-pub use event::{Begun, Command, Event, Now, Tell, Whose};
+pub use event::{Audit, Begun, Command, Event, Now, Tell, Whose};
 pub use job::{Change, Job, Outcome, Report, Work};
 pub use known::{Held, Requested, StatusEntry};
 pub use look::Seen;
@@ -60,7 +60,7 @@ pub const LOOK_PERIOD: Duration = Duration::from_secs(30);
 pub const LOOK_SOON: Duration = Duration::from_secs(1);
 /// What waits until its disk is copied looks again after so long.
 pub const COPY_PERIOD: Duration = Duration::from_secs(1);
-/// An audit that failed is tried again after so long.
+/// An audit that failed is tried again after so long, doubled with each failure in a row up to [`LOOK_PERIOD`].
 pub const AUDIT_RETRY: Duration = Duration::from_secs(2);
 /// An image that could not be had for so long is given up at the next failure. Each try has some patience of its
 /// own, and pauses grow between them.
@@ -95,7 +95,8 @@ pub struct Engine {
     auditing: bool,
     /// That the last of them failed was said.
     look_failed: bool,
-    audit_failed: bool,
+    /// How many audits failed in a row, or were not told of all.
+    audits_failed: u32,
     /// What users destroyed here, as the last look saw it: known before an older etcd brings its request back.
     buried: BTreeMap<InstanceId, Option<u64>>,
     /// Whose addresses are looked for, and whether that may have changed.
@@ -120,7 +121,7 @@ impl Engine {
             looking: false,
             auditing: false,
             look_failed: false,
-            audit_failed: false,
+            audits_failed: 0,
             buried: BTreeMap::new(),
             search: Search::default(),
             search_again: false,

@@ -42,7 +42,7 @@ pub enum Event {
     /// The answer to [`Command::AskWhose`].
     Whose(InstanceId, Result<Whose, String>),
     /// The answer to [`Command::Audit`]; nothing where placement does not know the node.
-    Audited(Begun, Result<Option<BTreeMap<InstanceId, Resources>>, String>),
+    Audited(Begun, Result<Option<Audit>, String>),
     /// A search for addresses that worked.
     Found(Found),
     /// The hypervisor has something to tell of an instance.
@@ -60,6 +60,9 @@ pub enum Event {
     /// The agent ends. Nothing is to happen after it.
     Ending,
 }
+
+/// Every allocation of a node, and of which it is not known why: placement did not tell of that one, and may have told of all others.
+pub type Audit = BTreeMap<InstanceId, Result<Resources, String>>;
 
 /// What control tools have to do with an allocation that no request speaks of, as far as this agent knows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -2,10 +2,10 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{InstanceId, Observed, Resources};
+use ec_model::{InstanceId, Observed};
 
 use super::{
-    AUDIT_RETRY, Begun, Command, Engine, Held, Known, LOOK_PERIOD, LOOK_SOON, Question, StatusEntry,
+    AUDIT_RETRY, Audit, Begun, Command, Engine, Held, Known, LOOK_PERIOD, LOOK_SOON, Question, StatusEntry,
     agenda::What,
 };
 use crate::{RecordFacts, Wanted};
@@ -133,16 +133,16 @@ impl Engine {
         }
     }
 
-    pub(super) fn audited(
-        &mut self,
-        begun: Begun,
-        held: Result<Option<BTreeMap<InstanceId, Resources>>, String>,
-    ) {
+    pub(super) fn audited(&mut self, begun: Begun, held: Result<Option<Audit>, String>) {
         self.auditing = false;
         match held {
             Ok(Some(held)) => {
-                self.audit_failed = false;
-                self.commands.push(Command::Counted(held.keys().copied().collect()));
+                match held.values().find_map(|of| of.as_ref().err()) {
+                    None => self.audits_failed = 0,
+                    Some(why) => self.audit_again(why.clone()),
+                }
+                let told = held.iter().filter(|(_, of)| of.is_ok());
+                self.commands.push(Command::Counted(told.map(|(instance, _)| *instance).collect()));
                 for instance in self.take_audit(begun, &held) {
                     self.ask(instance, Question::Placement);
                 }
@@ -150,18 +150,23 @@ impl Engine {
             }
             // Not registered yet, or not any more, which the registration makes good.
             Ok(None) => {}
-            Err(why) => {
-                self.agenda.set(What::Audit, self.now.since_start + AUDIT_RETRY);
-                if !std::mem::replace(&mut self.audit_failed, true) {
-                    self.warn(None, "failed to audit this node's allocations; trying on", Some(why));
-                }
-            }
+            Err(why) => self.audit_again(why),
         }
+    }
+
+    /// What is away may be so for a night, and what cannot be told of for longer: it is said once, and asked for ever more seldom.
+    fn audit_again(&mut self, why: String) {
+        let pause = AUDIT_RETRY.saturating_mul(2u32.saturating_pow(self.audits_failed)).min(LOOK_PERIOD);
+        self.agenda.set(What::Audit, self.now.since_start + pause);
+        if self.audits_failed == 0 {
+            self.warn(None, "failed to audit this node's allocations; trying on", Some(why));
+        }
+        self.audits_failed = self.audits_failed.saturating_add(1);
     }
 
     /// Allocations of this node that nobody here knows of, and those that are gone. Answers the guests that are
     /// here and not among them: they may hold parts of the node's tree only, or nothing any more.
-    fn take_audit(&mut self, begun: Begun, held: &BTreeMap<InstanceId, Resources>) -> Vec<InstanceId> {
+    fn take_audit(&mut self, begun: Begun, held: &Audit) -> Vec<InstanceId> {
         for instance in held.keys() {
             self.entry(*instance);
         }
@@ -173,7 +178,7 @@ impl Engine {
             let (is_here, unwanted) = (known.is_here(), known.wanted() == Wanted::Nothing);
             match held.get(instance) {
                 // Before a build the consumer itself is asked: it may hold parts on other providers too.
-                Some(amounts) if is_here || unwanted => known.hold(Held::Here(amounts.clone()), self.now),
+                Some(Ok(amounts)) if is_here || unwanted => known.hold(Held::Here(amounts.clone()), self.now),
                 Some(_) => {}
                 None if is_here => missing.push(*instance),
                 None if unwanted => {

@@ -603,6 +603,8 @@ fn an_audit_that_fails_is_tried_again_and_one_at_a_time() {
     let second = audit(&told.on(Event::Due)).expect("tried again");
     assert_eq!(warnings(&told.on(Event::Audited(second, away()))), 0, "that is known");
     told.pass(AUDIT_RETRY);
+    assert_eq!(audit(&told.on(Event::Due)), None, "ever more seldom");
+    told.pass(AUDIT_RETRY);
     let third = audit(&told.on(Event::Due)).expect("tried again");
     told.on(Event::Audited(third, Ok(Some(BTreeMap::new()))));
     let fourth = audit(&told.on(Event::Registered)).expect("it is registered anew");
@@ -683,7 +685,7 @@ fn a_claim_without_a_request_is_looked_into_when_its_grace_is_over_and_not_at_th
     };
     let other = InstanceId::new(uuid::Uuid::from_u128(2));
     told.pass(Duration::from_secs(7));
-    told.on(Event::Audited(*audit, Ok(Some([(other, Resources::new())].into()))));
+    told.on(Event::Audited(*audit, Ok(Some([(other, Ok(Resources::new()))].into()))));
     let mut waited = Duration::ZERO;
     loop {
         let (pause, commands) = told.wait();

@@ -279,7 +279,7 @@ fn go_on(task: Task, outside: &mut Outside) -> Task {
         }
         Task::Read(Question::Audit(begun)) => {
             let held = outside.things.keys().filter_map(|instance| match outside.held(*instance) {
-                Held::Here(amounts) => Some((*instance, amounts)),
+                Held::Here(amounts) => Some((*instance, Ok(amounts))),
                 Held::Nothing | Held::Elsewhere => None,
             });
             let held = if outside.placement_up { Ok(Some(held.collect())) } else { Err(down()) };

@@ -33,7 +33,7 @@ fn unanswered() -> (Told, Begun) {
 
 #[test]
 fn before_a_build_placement_is_asked_for_the_whole_claim_whatever_an_audit_says() {
-    for held in [vec![(one(), Resources::new())], vec![]] {
+    for held in [vec![(one(), Ok(Resources::new()))], vec![]] {
         let (mut told, begun) = unanswered();
         told.on(Event::Audited(begun, Ok(Some(held.into_iter().collect()))));
         let (pause, commands) = told.wait();
@@ -80,7 +80,7 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
         told.on(Event::Ended(Report { instance, done: vec![], outcome: Outcome::Retry("later".to_owned()) }));
     }
     let begun = audit(&told.on(Event::Registered));
-    let commands = told.on(Event::Audited(begun, Ok(Some([(OTHER, Resources::new())].into()))));
+    let commands = told.on(Event::Audited(begun, Ok(Some([(OTHER, Ok(Resources::new()))].into()))));
     let counted = Command::Counted([OTHER].into());
     assert!(commands.contains(&counted) && commands.contains(&Command::AskPlacement(one())), "{commands:?}");
     assert!(!commands.contains(&Command::AskPlacement(OTHER)), "{commands:?}");
@@ -88,9 +88,30 @@ fn a_guest_that_is_here_and_in_no_audit_is_asked_for_and_one_that_is_in_it_is_no
 }
 
 #[test]
+fn one_that_an_audit_was_not_told_of_is_left_as_it_was_and_all_others_are_not() {
+    let seen = Seen { observed: [(one(), HERE), (OTHER, HERE)].into(), ..Seen::default() };
+    let (mut told, commands) = Told::looked(seen, Desired::Active);
+    let begun = audit(&commands);
+    for instance in [one(), OTHER] {
+        told.on(Event::Allocation(instance, Ok(Held::Nothing)));
+        told.on(Event::Ended(Report { instance, done: vec![], outcome: Outcome::Retry("later".to_owned()) }));
+    }
+    told.on(Event::Audited(begun, Ok(None)));
+    let begun = audit(&told.on(Event::Registered));
+    let held: Audit = [(OTHER, Err("its record cannot be read".to_owned()))].into();
+    let commands = told.on(Event::Audited(begun, Ok(Some(held))));
+    assert!(commands.contains(&Command::AskPlacement(one())), "{commands:?}");
+    assert!(!commands.contains(&Command::AskPlacement(OTHER)), "{commands:?}");
+    assert!(commands.contains(&Command::Counted(BTreeSet::new())), "{commands:?}");
+    assert_eq!(warnings(&commands), 1);
+    told.pass(AUDIT_RETRY);
+    audit(&told.on(Event::Due));
+}
+
+#[test]
 fn a_claim_of_nobody_that_is_gone_at_the_next_audit_is_forgotten() {
     let (mut told, commands) = Told::looked(Seen::default(), Desired::Destroyed);
-    told.on(Event::Audited(audit(&commands), Ok(Some([(OTHER, Resources::new())].into()))));
+    told.on(Event::Audited(audit(&commands), Ok(Some([(OTHER, Ok(Resources::new()))].into()))));
     assert!(told.engine.why(OTHER).is_some_and(|why| why.contains("may still come")));
     let begun = audit(&told.on(Event::Registered));
     let commands = told.on(Event::Audited(begun, Ok(Some(BTreeMap::new()))));
@@ -141,7 +162,7 @@ fn what_is_gone_is_kept_in_mind_until_no_audit_can_tell_of_it_as_it_was() {
         told.engine.known.contains_key(&OTHER)
     };
     assert!(look(&mut told), "an audit is under way that began before it was gone");
-    let commands = told.on(Event::Audited(before, Ok(Some([(OTHER, Resources::new())].into()))));
+    let commands = told.on(Event::Audited(before, Ok(Some([(OTHER, Ok(Resources::new()))].into()))));
     assert!(!commands.contains(&Command::AskPlacement(OTHER)), "it held that before: {commands:?}");
     assert!(!look(&mut told), "nobody can tell of it now");
 }
