@@ -1,6 +1,6 @@
 //! One client per endpoint and the choice between them.
 //!
-//! The library's own balancer keeps handing requests to dead endpoints, so we stay with one endpoint
+//! The library's own balancer keeps handing requests to dead endpoints, so we begin with one of them by chance, stay with it
 //! until it fails, and then move on to the next. Whether a failed request is tried again there depends
 //! on what it does: see [`Repeat`].
 
@@ -139,8 +139,9 @@ impl Endpoints {
             let watches = Connection::prepare(&config, &url, true).await?;
             slots.push(Slot { requests, watches });
         }
-        let (current, unanswered) = (AtomicUsize::new(0), AtomicBool::new(false));
-        Ok(Self { slots, current, timeout: config.timeout, unanswered })
+        // All clients are configured alike, and would all be at the first member, and stay there.
+        let current = AtomicUsize::new(rand::random_range(0..slots.len()));
+        Ok(Self { slots, current, timeout: config.timeout, unanswered: AtomicBool::new(false) })
     }
 
     /// The endpoints for messages.
@@ -342,14 +343,25 @@ mod tests {
         (written.await, tries.load(Ordering::Relaxed))
     }
 
+    #[tokio::test]
+    async fn clients_begin_at_different_members_and_name_them_as_they_are_configured() {
+        let mut begun = std::collections::BTreeSet::new();
+        for _ in 0..64 {
+            let endpoints = endpoints().await;
+            assert_eq!(endpoints.names(), "http://127.0.0.1:1, http://127.0.0.1:2");
+            begun.insert(endpoints.current());
+        }
+        assert_eq!(begun, [0, 1].into());
+    }
+
     #[tokio::test(start_paused = true)]
     async fn what_meets_changes_of_users_is_asked_for_until_they_end() {
         let endpoints = endpoints().await;
-        let begun = Instant::now();
+        let (begun, first) = (Instant::now(), endpoints.current());
         let (written, tries) = write(&endpoints, 6).await;
         assert!(written.is_ok() && tries == 7, "{written:?} after {tries}");
         assert!(begun.elapsed() >= OUTDATED_PAUSE * 63, "the pauses grow: {:?}", begun.elapsed());
-        assert_eq!(endpoints.current(), 0, "there is nothing wrong with the one that says so");
+        assert_eq!(endpoints.current(), first, "there is nothing wrong with the one that says so");
     }
 
     #[tokio::test(start_paused = true)]
