@@ -1,5 +1,7 @@
 //! How a status becomes the next one. Pure: who writes it brings the time.
 
+use std::time::Duration;
+
 use ec_model::{
     Access, AccessWish, Address, Attachment, Edition, InstanceId, NodeId, Power, Progress, Rebuilt, Request,
     Rescued, Resized, State, Status, Workload,
@@ -149,14 +151,40 @@ pub fn announced(
     Status { reason, started_at, ..status }
 }
 
-/// How far the preparation of a disk is; nothing where that is told already.
+/// In the first of these how far a long step is may be told at each look, and after them once in as many: each telling is a write
+/// for each of all who wait for the same image, and people see whole percents.
+const EAGERLY: Duration = Duration::from_secs(10);
+
+/// When a long step began, and when was told how far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Pace {
+    /// So long it takes by now.
+    pub taken: Duration,
+    /// So long ago it was told last.
+    pub told: Duration,
+}
+
+/// Whether people see a difference between what was told of a step and how far it is now.
+fn is_seen(told: &Progress, now: &Progress) -> bool {
+    match (told.percent(), now.percent()) {
+        (None, None) => now.done < told.done || now.done - told.done > told.done / 10,
+        (told, now) => told != now,
+    }
+}
+
+/// How far the preparation of a disk is; nothing where that is told already, or soon enough later. Another step is told at once.
 pub fn progressed(
     subject: &Subject,
     old: Option<&Status>,
     progress: Option<Progress>,
+    pace: Pace,
     now: Timestamp,
 ) -> Option<Status> {
-    let news = progress.is_some() && old.is_none_or(|old| old.progress != progress);
+    let is_due = pace.taken < EAGERLY || pace.told >= EAGERLY;
+    let news = progress.as_ref().is_some_and(|progress| {
+        let told = old.and_then(|old| old.progress.as_ref()).filter(|told| told.step == progress.step);
+        told.is_none_or(|told| is_due && is_seen(told, progress))
+    });
     let state = match old.map(|old| old.state) {
         Some(state @ (State::Rebuilding | State::Rescuing)) => state,
         _ => State::Preparing,
@@ -441,15 +469,47 @@ mod tests {
         assert_eq!(merge(&old, vec![]), old);
     }
 
+    const FIRST: Pace = Pace { taken: Duration::from_secs(1), told: Duration::from_secs(1) };
+
+    #[test]
+    fn how_far_a_download_is_is_told_where_people_see_a_difference_and_ever_more_seldom() {
+        let subject = subject(Some("web"));
+        let of = |step: &str, done, total| Some(Progress { step: step.to_owned(), done, total });
+        let pace = |taken, told| Pace { taken: Duration::from_secs(taken), told: Duration::from_secs(told) };
+        let old = Status {
+            progress: of("image", 500, Some(1000)),
+            ..announced(&subject, None, State::Preparing, None, at(1))
+        };
+        let is_told =
+            |old: &Status, progress, pace| progressed(&subject, Some(old), progress, pace, at(2)).is_some();
+        for (done, pace, told) in [
+            (509, pace(1, 1), false),
+            (510, pace(1, 1), true),
+            (999, pace(10, 9), false),
+            (510, pace(10, 10), true),
+            (509, pace(3600, 3600), false),
+            (300, pace(1, 1), true),
+        ] {
+            assert_eq!(is_told(&old, of("image", done, Some(1000)), pace), told, "{done} {pace:?}");
+        }
+        assert!(is_told(&old, of("waits for its turn", 500, Some(1000)), pace(60, 1)), "another step");
+        let cleared = Status { progress: None, ..old.clone() };
+        assert!(is_told(&cleared, of("image", 500, Some(1000)), pace(60, 1)), "nothing is told");
+        let unknown = Status { progress: of("image", 1000, None), ..old };
+        for (done, told) in [(1000, false), (1100, false), (1101, true), (900, true)] {
+            assert_eq!(is_told(&unknown, of("image", done, None), FIRST), told, "{done}");
+        }
+    }
+
     #[test]
     fn a_life_keeps_what_is_known_and_drops_what_was_of_a_moment() {
         let subject = subject(Some("web"));
         let preparing = announced(&subject, None, State::Preparing, None, at(10));
         let image = Progress { step: "image".to_owned(), done: 5, total: Some(10) };
-        let told = progressed(&subject, Some(&preparing), Some(image.clone()), at(11)).unwrap();
+        let told = progressed(&subject, Some(&preparing), Some(image.clone()), FIRST, at(11)).unwrap();
         assert_eq!((told.state, told.since, told.updated_at), (State::Preparing, at(10), at(11)));
-        assert_eq!(progressed(&subject, Some(&told), Some(image), at(12)), None, "told once");
-        assert_eq!(progressed(&subject, Some(&told), None, at(12)), None);
+        assert_eq!(progressed(&subject, Some(&told), Some(image), FIRST, at(12)), None, "told once");
+        assert_eq!(progressed(&subject, Some(&told), None, FIRST, at(12)), None);
 
         let starting = started(&subject, Some(&told), at(20));
         assert_eq!((starting.progress.clone(), starting.started_at), (None, Some(at(20))));
@@ -643,7 +703,7 @@ mod tests {
         let rebuilding = announced(&subject, Some(&told), State::Rebuilding, None, at(5));
         assert_eq!(rebuilding.doing.as_deref(), Some("building it"));
         let image = Progress { step: "image".to_owned(), done: 5, total: Some(10) };
-        let progress = progressed(&subject, Some(&rebuilding), Some(image), at(6)).unwrap();
+        let progress = progressed(&subject, Some(&rebuilding), Some(image), FIRST, at(6)).unwrap();
         assert_eq!(progress.state, State::Rebuilding, "it is not built for the first time");
     }
 
@@ -654,7 +714,7 @@ mod tests {
         let rescuing = announced(&subject, None, State::Rescuing, None, at(1));
         assert_eq!(rescuing.doing.as_deref(), Some("building it"));
         let image = Progress { step: "image".to_owned(), done: 5, total: Some(10) };
-        let progress = progressed(&subject, Some(&rescuing), Some(image), at(2)).unwrap();
+        let progress = progressed(&subject, Some(&rescuing), Some(image), FIRST, at(2)).unwrap();
         assert_eq!(progress.state, State::Rescuing, "it is not built for the first time");
         let told = rescued(&subject, Some(&rescuing), Some(was(None)), at(3));
         assert_eq!((told.state, told.rescued.clone()), (State::Rescuing, Some(was(None))));

@@ -9,13 +9,17 @@ use ec_model::{
     Attachment, Blob, CopyOf, ImageRef, MacAddr, Progress, Rebuilt, Request, Resources, Spec, State, Status,
     Workload,
 };
-use ec_plan::{RecordFacts, engine::Change, status};
-use tokio::sync::watch;
+use ec_plan::{
+    RecordFacts,
+    engine::Change,
+    status::{self, Pace},
+};
+use tokio::{sync::watch, time::Instant};
 
 use super::{Stop, Worker, hostname, pause_for_test_named};
 use crate::{bases::base_of, look::record_facts};
 
-/// Progress is for people: once a second is enough, and keeps etcd's history small.
+/// So often it is looked whether there is progress to tell: see [`status::progressed`].
 const PROGRESS_PERIOD: Duration = Duration::from_secs(1);
 
 impl Worker {
@@ -150,6 +154,8 @@ impl Worker {
         // The first tick comes at once, when there is nothing to tell yet.
         period.tick().await;
         let cancel = self.cancel.clone();
+        let begun = Instant::now();
+        let mut told = begun;
         let image = loop {
             tokio::select! {
                 biased;
@@ -158,8 +164,10 @@ impl Worker {
                 Ok(()) = self.newer.changed() => self.let_look().await,
                 _ = period.tick() => {
                     let step = steps.borrow_and_update().clone();
-                    let old = self.status.known();
-                    if let Some(status) = status::progressed(&self.subject, old, step, self.parts.host.now()) {
+                    let (old, now) = (self.status.known(), self.parts.host.now());
+                    let pace = Pace { taken: begun.elapsed(), told: told.elapsed() };
+                    if let Some(status) = status::progressed(&self.subject, old, step, pace, now) {
+                        told = Instant::now();
                         // Not telling progress must not end a download.
                         self.write(status).await.ok();
                     }
