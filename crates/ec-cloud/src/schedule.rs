@@ -1,10 +1,10 @@
 //! Scheduling: an intent, candidates, a claim, a request; and the way back from each of these.
 
-use std::collections::{BTreeSet, HashMap, HashSet};
+use std::collections::{BTreeSet, HashMap, HashSet, VecDeque};
 
 use ec_model::{Alive, Assigned, Desired, Instance, InstanceId, Node, NodeId, Request, decode, encode};
 use ec_placement_client::{Candidate, Candidates, Claim, PlacementError};
-use ec_plan::choice::{Peers, Try};
+use ec_plan::choice::{Order, Peers, Try, draw};
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, StoreError, Txn};
 use tokio_util::sync::CancellationToken;
@@ -88,7 +88,16 @@ pub async fn schedule(
         let preferring = (is_soft && round + 1 < rounds).then_some(&nodes[..]);
         seen.not_alive.extend(choice.not_alive);
         seen.left_out = choice.left_out;
-        for Try { offer, node } in choice.tries {
+        let mut tries = VecDeque::from(choice.tries);
+        // Neither a user nor a group likes one better than another.
+        let mut to_draw = order == Order::Given && peers.is_none();
+        loop {
+            // Others are at the same candidates in the same order, and would be quicker with each of them.
+            if to_draw && seen.lost_races > 0 {
+                draw(tries.make_contiguous(), &cloud.host.uuid().to_string());
+                to_draw = false;
+            }
+            let Some(Try { offer, node }) = tries.pop_front() else { break };
             // Others' members have come since it was chosen.
             if peers.as_ref().is_some_and(|peers| !peers.allow(node)) {
                 seen.left_out.insert(node);

@@ -124,12 +124,22 @@ impl Order {
             Self::Emptiest => places.sort_by_key(|place| offers[*place].fullness),
             Self::Fullest => places.sort_by_key(|place| Reverse(offers[*place].fullness)),
             Self::After(last) => places.sort_by_key(|place| (host(place) <= *last, host(place))),
-            Self::Drawn(word) => places.sort_by_cached_key(|place| {
-                host(place).map(|node| Uuid::new_v5(&node.uuid(), word.as_bytes()))
-            }),
+            Self::Drawn(word) => {
+                places.sort_by_cached_key(|place| host(place).map(|node| lot(node, word)));
+            }
         }
         places
     }
+}
+
+/// A node's lot where lots are drawn for this word.
+fn lot(node: NodeId, word: &str) -> Uuid {
+    Uuid::new_v5(&node.uuid(), word.as_bytes())
+}
+
+/// Puts what is left to be tried in the order that is drawn for this word.
+pub fn draw(tries: &mut [Try], word: &str) {
+    tries.sort_by_cached_key(|each| lot(each.node, word));
 }
 
 /// Chooses among offers, which come in placement's order: the first of `limit` by what the group likes better, and then by
@@ -256,6 +266,9 @@ mod tests {
         assert_eq!(order(Order::After(Some(node(2)))), [0, 3, 1, 2]);
         assert_eq!(order(Order::After(Some(node(4)))), [1, 2, 0, 3]);
         let mut drawn = order(Order::Drawn("web".into()));
+        let mut tries = [0, 1, 2, 3].map(|offer| Try { offer, node: offers[offer].hosts[0] });
+        draw(&mut tries, "web");
+        assert_eq!(tries.map(|each| each.offer).to_vec(), drawn, "what is left, too");
         drawn.sort_unstable();
         assert_eq!(drawn, [0, 1, 2, 3]);
     }
