@@ -101,6 +101,17 @@ pub enum ImageError {
         /// The digest found, in hex.
         actual: String,
     },
+    /// What was refused not long ago, and its origin has still.
+    #[error(
+        "{why}: it came so not long ago, and what its server calls the same is fetched again {} minutes after that",
+        kept.as_secs() / 60
+    )]
+    InVain {
+        /// Why it was refused.
+        why: Box<ImageError>,
+        /// For how long it is not fetched again.
+        kept: Duration,
+    },
     /// What it is packed in is damaged, ends too early, or is not all.
     #[error(
         "the image {url} is packed with {packing} and cannot be unpacked: it is damaged, not whole, or something follows its end"

@@ -221,8 +221,8 @@ impl Origin {
             }
         };
         let is_begun = course.partial.is_some();
-        let offer = offered(&response, course.partial.as_ref());
-        if let Some(error) = offer.as_ref().and_then(|offer| self.vain.known(wanted, offer)) {
+        let offer = offered(&response);
+        if let Some(error) = offer.as_ref().and_then(|offer| self.vain.known(wanted, offer, Instant::now())) {
             return Err(error);
         }
         let outcome = match response.status() {
@@ -256,7 +256,7 @@ impl Origin {
             _ => Err(status()),
         };
         if let (Some(offer), Err(error)) = (offer, &outcome) {
-            self.vain.note(wanted, offer, error);
+            self.vain.note(wanted, offer, error, Instant::now());
         }
         outcome
     }
@@ -478,18 +478,11 @@ fn strong(response: &Response) -> Option<String> {
     (parse(&changed)? < parse(&answered)?).then_some(changed)
 }
 
-/// What is there as a whole, where an answer gives it, or the rest of what was begun.
-fn offered(response: &Response, begun: Option<&Partial>) -> Option<Offer> {
-    match (response.status(), begun) {
-        (StatusCode::OK, _) => {
-            let validator = strong(response)?;
-            Some(Offer { validator, size: response.content_length() })
-        }
-        (StatusCode::PARTIAL_CONTENT, Some(begun)) => {
-            Some(Offer { validator: begun.strong.clone(), size: begun.landing.expected() })
-        }
-        _ => None,
-    }
+/// What is there, where an answer gives all of it. The rest of what was begun is none: where the two do not belong together, it is neither
+/// of them that is to blame.
+fn offered(response: &Response) -> Option<Offer> {
+    let validator = (response.status() == StatusCode::OK).then(|| strong(response)).flatten()?;
+    Some(Offer { validator, size: response.content_length() })
 }
 
 /// Whether a partial answer is the rest of what was begun.
