@@ -287,7 +287,7 @@ async fn bytes(
     let mut alive = signs_of_life();
     let mut sent = 0_u64;
     if let Some(size) = sender.size {
-        sending.expect(size);
+        sending.expect(size).map_err(stored)?;
     }
     loop {
         let length = tokio::select! {

@@ -26,6 +26,10 @@ use super::{
 const PART: usize = 16 << 20;
 const PARTS_MAX: usize = 10_000;
 
+/// The largest object that a bucket is sent, which is 524 MiB in a part: how large something becomes is what its origin says, and each
+/// part is kept here as a whole.
+const MOST: u64 = 5 << 40;
+
 /// A part may go by a slow line, and a store may have to put thousands of them together: 16 MiB in so long are 55 KiB a second.
 const SLOWEST: Duration = Duration::from_secs(300);
 
@@ -90,10 +94,19 @@ impl Sending {
     }
 
     /// So many bytes will come: to be said before the first of them, since a store may take a large object in larger parts only.
-    pub fn expect(&mut self, size: u64) {
-        if let Way::S3 { part, .. } = &mut self.way {
-            *part = part_of(size);
+    ///
+    /// # Errors
+    /// The store takes no object that is so large.
+    pub fn expect(&mut self, size: u64) -> Result<(), StoreFailure> {
+        let Way::S3 { part, .. } = &mut self.way else { return Ok(()) };
+        if size > MOST {
+            let most = crate::Size(MOST);
+            return Err(StoreFailure::Wrong(format!(
+                "the image is larger than {most}, the most that is sent to a bucket"
+            )));
         }
+        *part = part_of(size);
+        Ok(())
     }
 
     /// What came so far, where it can be looked at as a whole before it is finished.
@@ -117,6 +130,8 @@ impl Sending {
             Way::S3 { part, rest, .. } => {
                 let room = *part - rest.len();
                 let (now, later) = bytes.split_at(room.min(bytes.len()));
+                // Else it would grow to twice as much.
+                rest.reserve_exact(room);
                 rest.extend_from_slice(now);
                 if rest.len() < *part {
                     return Ok(());
@@ -218,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn a_large_object_goes_in_larger_parts_as_it_takes_no_more_of_them() {
         const GIB: u64 = 1 << 30;
-        for (size, part) in [(0, PART), (156 * GIB, PART), (157 * GIB, 16_857_747), (1 << 42, 439_804_652)] {
+        for (size, part) in [(0, PART), (156 * GIB, PART), (157 * GIB, 16_857_747), (MOST, 549_755_814)] {
             assert_eq!(part_of(size), part, "{size}");
             assert!(part as u64 * PARTS_MAX as u64 >= size);
         }
@@ -242,8 +257,14 @@ mod tests {
                 Place::S3 { s3: Arc::clone(&s3), prefix: String::new(), url: section.url().to_owned() };
             let before = server.hits();
             let mut sending = Sending::begin(place, "x".to_owned()).await.unwrap();
-            sending.expect(size);
-            sending.push(&vec![0; PART]).await.unwrap();
+            sending.expect(size).unwrap();
+            let larger = sending.expect(MOST + 1).unwrap_err().to_string();
+            assert_eq!(larger, "the image is larger than 5.0 TiB, the most that is sent to a bucket");
+            for piece in vec![0; PART + 1].chunks(PART) {
+                sending.push(piece).await.unwrap();
+                let Way::S3 { rest, part, .. } = &sending.way else { panic!() };
+                assert!(rest.capacity() <= *part, "{size}");
+            }
             assert_eq!(server.hits() - before, hits, "{size}");
         }
     }
