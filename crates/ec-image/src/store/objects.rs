@@ -169,15 +169,15 @@ impl ImageStore {
     }
 
     fn by(section: &StoreSection, route: Route) -> Result<Self, StoreFailure> {
-        let place = match section.settings().map_err(StoreFailure::Wrong)? {
-            Settings::Directory(directory) => Place::Directory(directory),
-            Settings::S3(settings) => Place::S3 {
-                s3: Arc::new(bucket::open(&settings, route)?),
-                prefix: settings.prefix,
-                url: settings.url,
-            },
+        let (url, place) = match section.settings().map_err(StoreFailure::Wrong)? {
+            Settings::Directory(directory) => (section.url().to_owned(), Place::Directory(directory)),
+            Settings::S3(settings) => {
+                let s3 = Arc::new(bucket::open(&settings, route)?);
+                let url = settings.url.clone();
+                (url, Place::S3 { s3, prefix: settings.prefix, url: settings.url })
+            }
         };
-        Ok(Self { url: section.url().to_owned(), place })
+        Ok(Self { url, place })
     }
 
     /// What all objects' URLs begin with.

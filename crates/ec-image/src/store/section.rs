@@ -22,11 +22,14 @@ pub struct StoreSection {
     pub secret_key_file: Option<PathBuf>,
 }
 
-/// What the object of that URL is called within a store.
+/// What the object of that URL is called within a store. Either may be written in another form than URLs have, as a prefix with a space in
+/// it: agents read the first, and what an earlier release recorded is as its store was written.
 pub(super) fn object<'a>(store: &str, url: &'a str) -> Option<&'a str> {
-    let name = url.strip_prefix(store)?.strip_prefix('/')?;
+    let (_, name) = url.rsplit_once('/')?;
     // Nothing else is ever called so, and no path leads out of it.
-    name.parse::<ImageId>().is_ok().then_some(name)
+    name.parse::<ImageId>().ok()?;
+    let of_store = Url::parse(&format!("{store}/{name}")).ok()?;
+    (Url::parse(url).ok()? == of_store).then_some(name)
 }
 
 /// What was said, checked.
@@ -38,6 +41,7 @@ pub(super) enum Settings {
 
 #[derive(Debug, Clone)]
 pub(super) struct S3Settings {
+    /// In the form that URLs have: agents of an earlier release know an object for one of the store by its text.
     pub(super) url: String,
     pub(super) bucket: String,
     pub(super) prefix: String,
@@ -121,13 +125,6 @@ impl StoreSection {
                 if !url.username().is_empty() || url.password().is_some() || url.port().is_some() {
                     return Err(wrong("has more than a bucket and a prefix"));
                 }
-                // By the text of its URL an agent knows an object for one of the store, and it reads URLs in no other form.
-                let normal = url.as_str().trim_end_matches('/');
-                if normal != text {
-                    return Err(format!(
-                        "url: `{text}` is `{normal}` as a URL: write it so, or take another prefix"
-                    ));
-                }
                 let keys = match (&self.access_key, &self.secret_key_file) {
                     (Some(key), Some(file)) => Some((key.clone(), file.clone())),
                     (None, None) => None,
@@ -140,7 +137,7 @@ impl StoreSection {
                     return Err(format!("endpoint: `{endpoint}` is no URL: wanted http://… or https://…"));
                 }
                 Ok(Settings::S3(S3Settings {
-                    url: text.to_owned(),
+                    url: url.as_str().trim_end_matches('/').to_owned(),
                     bucket,
                     prefix: url.path().trim_matches('/').to_owned(),
                     endpoint: self.endpoint.clone(),
@@ -156,6 +153,7 @@ impl StoreSection {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::ImageStore;
 
     fn section(url: &str) -> StoreSection {
         StoreSection { url: Some(url.to_owned()), ..StoreSection::default() }
@@ -182,16 +180,53 @@ mod tests {
             ("http://host/x", "is no store"),
             ("s3:///x", "names no bucket"),
             ("s3://key:secret@bucket/x", "more than a bucket"),
-            ("s3://bucket/a b", "is `s3://bucket/a%20b` as a URL"),
-            ("s3://bucket/ä", "is `s3://bucket/%C3%A4` as a URL"),
-            ("s3://bucket/{a}", "is `s3://bucket/%7Ba%7D` as a URL"),
-            ("s3://bucket/a/../b", "is `s3://bucket/b` as a URL"),
             ("s3://bucket/a?b", "has `?`"),
             ("s3://bucket/a#b", "has `?` or `#`"),
             ("file:///a?b", "has `?`"),
         ] {
             let error = section(url).check().unwrap_err();
             assert!(error.starts_with("url: ") && error.contains(why), "{url}: {error}");
+        }
+    }
+
+    #[test]
+    fn a_prefix_is_the_same_in_whatever_form_it_is_written() {
+        let id = "00000000-0000-0000-0000-000000000001";
+        for (written, normal) in [
+            ("s3://bucket/a b/", "s3://bucket/a%20b"),
+            ("s3://bucket/ä", "s3://bucket/%C3%A4"),
+            ("s3://bucket/{a}", "s3://bucket/%7Ba%7D"),
+            ("s3://bucket/a/../b", "s3://bucket/b"),
+            ("s3://bucket/b/..", "s3://bucket"),
+        ] {
+            let (Ok(Settings::S3(one)), Ok(Settings::S3(other))) =
+                (section(written).settings(), section(normal).settings())
+            else {
+                panic!("{written}")
+            };
+            assert_eq!((one.url.as_str(), one.prefix), (normal, other.prefix));
+            assert_eq!(ImageStore::open(&section(written)).unwrap().url(), normal, "what records will have");
+            let urls = [format!("{}/{id}", section(written).url()), format!("{normal}/{id}")];
+            for (store, url) in
+                [written, normal].iter().flat_map(|store| urls.iter().map(move |url| (store, url)))
+            {
+                let image = section(store).image(url);
+                assert_eq!(image, id.parse().ok(), "{url} in {store}");
+            }
+        }
+        let store = section("s3://bucket/a");
+        for other in [
+            "s3://bucket/a/b",
+            "s3://bucket",
+            "s3://bucket/a%2Fb/..",
+            "file:///a",
+            "s3://bucket/a?",
+            "s3://bucket/a/",
+        ] {
+            assert_eq!(store.image(&format!("{other}/{id}")), None, "{other}");
+        }
+        for name in ["", "x", "..", &format!("{id}?"), &format!("{id}/.")] {
+            assert_eq!(store.image(&format!("s3://bucket/a/{name}")), None, "{name}");
         }
     }
 
