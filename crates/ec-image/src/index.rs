@@ -79,7 +79,7 @@ pub struct FileStamp {
     modified_seconds: i64,
     modified_nanoseconds: i64,
     /// Whoever writes may set the time of that back, as `rsync` and `cp -p` do, and not this one. An entry of an older release has
-    /// none, and its file is read once more.
+    /// none.
     #[serde(default)]
     changed_seconds: i64,
     #[serde(default)]
@@ -121,6 +121,23 @@ impl Entry {
         let published = self.sha256.as_deref().unwrap_or(&self.digest);
         sha256.is_none_or(|demanded| demanded == published)
             && sha512.is_none_or(|demanded| self.sha512.as_deref() == Some(demanded))
+    }
+
+    /// Whether it is of the file that has this stamp now.
+    pub(crate) fn is_of(&self, now: FileStamp) -> bool {
+        match self.validators.file {
+            // Of an older release. All images at once would be read again after an upgrade, and each need room beside what the cache
+            // has of it: one that did not change since it was read is the same.
+            Some(was) if (was.changed_seconds, was.changed_nanoseconds) == (0, 0) => {
+                let FileStamp { changed_seconds, changed_nanoseconds, .. } = now;
+                let changed = i32::try_from(changed_nanoseconds)
+                    .ok()
+                    .and_then(|nanoseconds| Timestamp::new(changed_seconds, nanoseconds).ok());
+                was == FileStamp { changed_seconds: 0, changed_nanoseconds: 0, ..now }
+                    && changed.is_some_and(|changed| changed < self.checked_at)
+            }
+            was => was == Some(now),
+        }
     }
 
     /// What the URL gave, the last of it first.

@@ -62,7 +62,7 @@ fn copy(
     let meta = file.metadata().map_err(failed)?;
     let stamp = FileStamp::of(&meta);
     if let Some((entry, landed)) = ground.known(&wanted)
-        && entry.validators.file == Some(stamp)
+        && entry.is_of(stamp)
     {
         return Ok(landed);
     }

@@ -36,6 +36,36 @@ async fn a_file_is_copied_once_and_again_when_it_changes() {
 }
 
 #[tokio::test]
+async fn what_an_earlier_release_copied_is_not_copied_again_but_where_it_changed_since() {
+    let dir = tempfile::tempdir().unwrap();
+    let source = dir.path().join("disk");
+    fs::write(&source, disk(1, 10)).unwrap();
+    let cache = open(&dir.path().join("cache")).await;
+    fetch(&cache, &url(&source)).await.unwrap();
+    let [entry] = &fs::read_dir(dir.path().join("cache/index")).unwrap().collect::<Vec<_>>()[..] else {
+        panic!()
+    };
+    let entry = entry.as_ref().unwrap().path();
+    let mut old: serde_json::Value = serde_json::from_slice(&fs::read(&entry).unwrap()).unwrap();
+    let stamp = old["validators"]["file"].as_object_mut().unwrap();
+    stamp.retain(|key, _| !key.starts_with("changed_"));
+    assert_eq!(stamp.len(), 4);
+    let as_written = || fs::read_to_string(&entry).unwrap();
+    fs::write(&entry, old.to_string()).unwrap();
+    let before = as_written();
+    fetch(&cache, &url(&source)).await.unwrap();
+    assert_eq!(as_written(), before, "each copy writes it anew");
+
+    tokio::time::sleep(Duration::from_millis(50)).await;
+    let written_at = fs::metadata(&source).unwrap().modified().unwrap();
+    fs::write(&source, disk(2, 10)).unwrap();
+    fs::File::options().write(true).open(&source).unwrap().set_modified(written_at).unwrap();
+    let changed = fetch(&cache, &url(&source)).await.unwrap();
+    assert_eq!(fs::read(&changed.base.path).unwrap(), disk(2, 10));
+    assert_ne!(as_written(), before);
+}
+
+#[tokio::test]
 async fn what_is_not_a_readable_disk_file_is_refused() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(&dir.path().join("cache")).await;
