@@ -54,22 +54,25 @@ fn file(url: &str) -> Option<Result<PathBuf, ()>> {
     Some(url.to_file_path())
 }
 
-/// The variables that name a proxy for a scheme, the first that is set before the others.
-const PROXIES: [(&str, &[&str]); 2] = [
-    ("http://", &["http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"]),
-    ("https://", &["https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY"]),
-];
+/// The variables that name a proxy for a scheme, and those for all. Of each two the HTTP client takes the first that is set, also where
+/// that is empty.
+const PROXIES: [(&str, [&str; 2]); 2] =
+    [("http://", ["HTTP_PROXY", "http_proxy"]), ("https://", ["HTTPS_PROXY", "https_proxy"])];
+const PROXY_OF_ALL: [&str; 2] = ["ALL_PROXY", "all_proxy"];
 
 /// That a proxy is asked for it, in a sentence's part, where the environment names one: what fails may be that.
 pub(super) fn by_proxy(url: &str) -> String {
-    proxy_of(url, |name| env::var_os(name).is_some_and(|value| !value.is_empty()))
+    proxy_of(url, |name| env::var(name).ok())
         .map(|name| format!(" (by the proxy that `{name}` names, unless `no_proxy` has the host)"))
         .unwrap_or_default()
 }
 
-fn proxy_of(url: &str, is_set: impl Fn(&str) -> bool) -> Option<&'static str> {
+fn proxy_of(url: &str, value: impl Fn(&str) -> Option<String>) -> Option<&'static str> {
     let (_, names) = PROXIES.into_iter().find(|(scheme, _)| url.starts_with(scheme))?;
-    names.iter().copied().find(|name| is_set(name))
+    [names, PROXY_OF_ALL].into_iter().find_map(|names| {
+        let (name, value) = names.into_iter().find_map(|name| Some((name, value(name)?)))?;
+        (!value.is_empty()).then_some(name)
+    })
 }
 
 /// What is answered at a URL, where that is what was asked for.
@@ -100,8 +103,19 @@ mod tests {
 
     #[test]
     fn the_proxy_that_is_asked_is_the_one_that_is_named_for_the_scheme() {
-        let proxy = |url, set: &[&str]| proxy_of(url, |name| set.contains(&name));
+        let proxy = |url, set: &[&str]| {
+            let empty = |name: &str| set.contains(&&*format!("{name}=")).then(String::new);
+            proxy_of(url, |name| {
+                set.contains(&name).then(|| "http://proxy".to_owned()).or_else(|| empty(name))
+            })
+        };
         assert_eq!(proxy("http://host/x", &["https_proxy"]), None);
+        assert_eq!(proxy("http://host/x", &["http_proxy", "HTTP_PROXY"]), Some("HTTP_PROXY"));
+        assert_eq!(proxy("https://host/x", &["https_proxy", "HTTPS_PROXY"]), Some("HTTPS_PROXY"));
+        assert_eq!(proxy("http://host/x", &["all_proxy", "ALL_PROXY"]), Some("ALL_PROXY"));
+        // One that is empty is none, and hides the other.
+        assert_eq!(proxy("http://host/x", &["HTTP_PROXY=", "http_proxy"]), None);
+        assert_eq!(proxy("http://host/x", &["HTTP_PROXY=", "http_proxy", "all_proxy"]), Some("all_proxy"));
         assert_eq!(proxy("http://host/x", &["http_proxy", "ALL_PROXY"]), Some("http_proxy"));
         assert_eq!(proxy("https://host/x", &["http_proxy", "ALL_PROXY"]), Some("ALL_PROXY"));
         assert_eq!(proxy("s3://bucket/x", &["all_proxy"]), None);
