@@ -203,25 +203,30 @@ async fn logs(
 ) -> Result<(), Failure> {
     let mut stream = Stream::open(session, instance, AccessKind::Log).await?;
     let mut ending = Ending::new()?;
+    tokio::select! {
+        why = print_log(&mut stream, follow, lines, out) => ended(why?),
+        () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
+        gone = output::nobody_reads() => return Err(gone),
+    }
+    Ok(())
+}
+
+/// Prints what comes of a log; why it ended, where its reader did not end it.
+async fn print_log(
+    stream: &mut Stream,
+    follow: bool,
+    lines: Option<usize>,
+    mut out: impl FnMut(&[u8]) -> Result<(), Failure>,
+) -> Result<Option<String>, Failure> {
     let mut printed = Printed::default();
     // What was there before, until it is known where it ends.
     let mut before = Some(Vec::new());
-    loop {
-        let piece = tokio::select! {
-            piece = stream.next() => piece?,
-            () = ending.asked() => return Err(Failure { code: INTERRUPTED, message: String::new() }),
-            gone = output::nobody_reads() => return Err(gone),
-        };
-        let bytes = match piece {
-            Piece::Bytes(bytes) => bytes,
-            Piece::End(why) => {
-                out(last_lines(&before.unwrap_or_default(), lines))?;
-                if !follow {
-                    return Err(Failure::failed(format!("the log broke off: {why}")));
-                }
-                ended(Some(why));
-                return Ok(());
-            }
+    let outcome = loop {
+        let bytes = match stream.next().await {
+            Ok(Piece::Bytes(bytes)) => bytes,
+            Ok(Piece::End(why)) if follow => break Ok(Some(why)),
+            Ok(Piece::End(why)) => break Err(Failure::failed(format!("the log broke off: {why}"))),
+            Err(failure) => break Err(failure),
         };
         let text = printed.next(&bytes);
         match &mut before {
@@ -230,13 +235,16 @@ async fn logs(
                 before = None;
                 if !follow {
                     stream.close().await;
-                    return Ok(());
+                    return Ok(None);
                 }
             }
             Some(kept) => kept.extend(text.bytes()),
             None => out(text.as_bytes())?,
         }
-    }
+    };
+    // Of a log that broke, too, what came is what there is to read.
+    out(last_lines(&before.unwrap_or_default(), lines))?;
+    outcome
 }
 
 /// Each viewer has a stream of its own, one after the other.

@@ -329,7 +329,7 @@ mod tests {
     use tokio_tungstenite::tungstenite::protocol::Role;
 
     use super::{
-        super::{Ending, QUIET, converse},
+        super::{Ending, QUIET, converse, print_log},
         *,
     };
 
@@ -414,6 +414,27 @@ mod tests {
         assert!(matches!(told(CloseCode::Away), Ok(Piece::End(why)) if why == "why"));
         let broke = told(CloseCode::Error).err().unwrap();
         assert_eq!((broke.code, broke.message.as_str()), (UNREACHABLE, "why"));
+    }
+
+    #[tokio::test]
+    async fn of_a_log_that_breaks_what_came_of_it_is_printed() {
+        for follow in [false, true] {
+            let (here, there) = tokio::io::duplex(1024);
+            let way: Box<dyn Way> = Box::new(here);
+            let mut stream = Stream::of(WebSocketStream::from_raw_socket(way, Role::Client, None).await);
+            let mut agent = WebSocketStream::from_raw_socket(there, Role::Server, None).await;
+            agent.send(Message::Binary("booting\nlast words\n".into())).await.unwrap();
+            let frame = CloseFrame { code: CloseCode::Error, reason: "it cannot be read".into() };
+            agent.close(Some(frame)).await.unwrap();
+            let mut read = String::new();
+            let out = |bytes: &[u8]| {
+                read.push_str(&String::from_utf8_lossy(bytes));
+                Ok(())
+            };
+            let broke = print_log(&mut stream, follow, Some(1), out).await.err().unwrap();
+            assert_eq!((broke.code, broke.message.as_str()), (UNREACHABLE, "it cannot be read"));
+            assert_eq!(read, "last words\n");
+        }
     }
 
     /// What is told where an agent answers that after so long.
