@@ -72,7 +72,7 @@ pub struct LibvirtHypervisor {
     /// Starting, destroying, making disks.
     act: Lanes,
     /// Everything that only looks; it also listens to events.
-    look: Lanes,
+    look: Arc<Lanes>,
     agent: Arc<Lanes>,
     /// Places for consoles that are open.
     consoles: Arc<Semaphore>,
@@ -110,7 +110,7 @@ impl LibvirtHypervisor {
         };
         Ok(Self {
             act: lanes(ACTING, ENDING, None),
-            look: lanes(LOOKING, 0, Some(listener(events.clone()))),
+            look: Arc::new(lanes(LOOKING, 0, Some(listener(events.clone())))),
             agent: Arc::new(lanes(ASKING_AGENTS, 0, None)),
             consoles: Arc::new(Semaphore::new(CONSOLES)),
             agents: Arc::default(),
@@ -984,7 +984,7 @@ impl Hypervisor for LibvirtHypervisor {
     }
 
     async fn open_console(&self, instance: InstanceId) -> HypervisorResult<Console> {
-        terminal::open(&self.config, &self.consoles, instance).await
+        terminal::open(&self.config, &self.look, &self.consoles, instance).await
     }
 
     async fn follow_console(&self, instance: InstanceId, max_bytes: usize) -> HypervisorResult<Printed> {

@@ -13,14 +13,19 @@ use std::{
 use bytes::{Buf, Bytes};
 use ec_hypervisor::{Console, HypervisorError, HypervisorResult};
 use ec_model::{InstanceId, NodeId};
-use tokio::sync::{Semaphore, mpsc, oneshot};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, mpsc, oneshot},
+};
 use virt::{connect::Connect, stream::Stream, sys};
 
 use crate::{
+    calls::Scope,
     config::LibvirtConfig,
     domain::{self, Found},
     error::{CallError, unreachable},
     events,
+    lane::Lanes,
 };
 
 /// What a stream answers that has nothing, or takes nothing, at the moment.
@@ -35,6 +40,8 @@ const IDLE_AFTER: Duration = Duration::from_secs(2);
 const LEAVING: Duration = Duration::from_millis(500);
 /// So long after a guest has ended libvirt has noticed that.
 const NOTICED: Duration = Duration::from_secs(2);
+/// So often it is asked meanwhile.
+const ASKED: Duration = Duration::from_millis(100);
 /// Bytes that are read at a time.
 const PIECE: usize = 4096;
 /// Pieces that wait for their reader.
@@ -45,6 +52,7 @@ const TYPED: usize = 1;
 /// Opens the console of a guest that runs, where there is a place for one more.
 pub(crate) async fn open(
     config: &Arc<LibvirtConfig>,
+    look: &Arc<Lanes>,
     places: &Arc<Semaphore>,
     instance: InstanceId,
 ) -> HypervisorResult<Console> {
@@ -55,24 +63,27 @@ pub(crate) async fn open(
     })?;
     let (told, opened) = oneshot::channel();
     let (on_thread, doing) = (Arc::clone(config), what.clone());
+    let (look, runtime) = (Arc::clone(look), Handle::current());
     let spawned = thread::Builder::new().name("libvirt-console".into()).spawn(move || {
-        let _place = place;
         match begin(&on_thread, &doing, instance) {
             Ok((connect, stream, run)) => {
                 let (print, output) = mpsc::channel(PIECES);
                 let (input, typed) = mpsc::channel(TYPED);
                 // Who does not wait any more has dropped the receiver, which ends it.
                 drop(told.send(Ok(Console { output, input })));
-                let broke = pump(&connect, stream, &print, typed);
-                if let Some(detail) = broke
-                    && !has_ended(&connect, on_thread.node, instance, run)
-                {
-                    // What was printed before it is taken first.
-                    print.blocking_send(Err(unreachable(&on_thread.uri, detail))).ok();
+                if let Some(detail) = pump(&connect, stream, &print, typed) {
+                    // Not here: what is in trouble may answer nobody, and this is a place of few.
+                    runtime.spawn(async move {
+                        if !has_ended(&look, on_thread.node, instance, run).await {
+                            // What was printed before it is taken first.
+                            print.send(Err(unreachable(&on_thread.uri, detail))).await.ok();
+                        }
+                    });
                 }
             }
             Err(error) => drop(told.send(Err(error))),
         }
+        drop(place);
     });
     spawned.map_err(|error| unreachable(&config.uri, format!("no thread for the console: {error}")))?;
     match tokio::time::timeout(config.call_timeout, opened).await {
@@ -122,19 +133,24 @@ fn is_alive(connect: &Connect) -> bool {
     connect.is_alive().unwrap_or(false)
 }
 
-/// Whether that run of a guest is over: the stream says the same when it is, and when libvirt is in trouble.
-fn has_ended(connect: &Connect, node: NodeId, instance: InstanceId, run: Run) -> bool {
-    let begun = Instant::now();
-    // The guest's end of the stream closes before libvirt has noticed that it ends.
-    while is_alive(connect) && begun.elapsed() < NOTICED {
-        match domain::find(connect, node, instance) {
-            Ok(Found::Ours(domain)) if domain.id() == run => {}
-            Ok(_) => return true,
-            Err(_) => {}
+/// Whether that run of a guest is over: the stream says the same when it is, and when libvirt is in trouble, which is
+/// given no longer than it takes to notice an end.
+async fn has_ended(look: &Lanes, node: NodeId, instance: InstanceId, run: Run) -> bool {
+    let over = async {
+        loop {
+            let what = format!("look whether {instance} runs");
+            let seen = move |connect: &Connect| match domain::find(connect, node, instance)? {
+                Found::Ours(domain) => Ok(domain.id() == run),
+                Found::Foreign | Found::Nothing => Ok(false),
+            };
+            // The guest's end of the stream closes before libvirt has noticed that it ends.
+            if let Ok(false) = look.call(what, Scope::Instance(instance), seen).await {
+                return;
+            }
+            tokio::time::sleep(ASKED).await;
         }
-        thread::sleep(IDLE_PAUSE);
-    }
-    false
+    };
+    tokio::time::timeout(NOTICED, over).await.is_ok()
 }
 
 /// Passes bytes on in both directions, until the stream ends, or its reader has left and the guest has what that one typed. How the
@@ -191,4 +207,35 @@ fn pump(
     // Of one that has ended there is nothing to end.
     stream.abort().ok();
     broke
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn whether_a_guest_has_ended_is_not_waited_for_where_libvirt_answers_nobody() {
+        // libvirt's own driver for tests.
+        let lanes = |timeout| Lanes::new("test:///default", timeout, 1, 0, &Arc::default(), None);
+        let look = Arc::new(lanes(Duration::from_secs(600)));
+        let [node, instance] = [1u128, 2].map(uuid::Uuid::from_u128);
+        let (node, instance) = (NodeId::new(node), InstanceId::new(instance));
+        assert!(has_ended(&look, node, instance, Some(1)).await, "there is no such guest");
+
+        let (release, gate) = std::sync::mpsc::channel::<()>();
+        let (busy, is_busy) = oneshot::channel();
+        let stuck = Arc::clone(&look);
+        tokio::spawn(async move {
+            let hangs = move |_: &Connect| {
+                busy.send(()).ok();
+                Ok(gate.recv().is_ok())
+            };
+            stuck.call("hang".to_owned(), Scope::Host, hangs).await
+        });
+        is_busy.await.unwrap();
+        let begun = Instant::now();
+        assert!(!has_ended(&look, node, instance, Some(1)).await);
+        assert!(begun.elapsed() < 2 * NOTICED, "{:?}", begun.elapsed());
+        drop(release);
+    }
 }

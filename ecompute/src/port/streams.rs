@@ -199,7 +199,8 @@ struct Ends {
 const TAKES_NOTHING: &str = "the guest takes nothing of what is typed";
 const GUEST_ENDED: &str = "the guest has ended";
 /// A reason has no more than 123 bytes; the agent's log has the hypervisor's own words.
-const CONSOLE_BROKE: &str = "the hypervisor's connection broke; the guest may run on";
+const CONSOLE_BROKE: &str =
+    "the console was taken away, or the hypervisor's connection broke; the guest may run on";
 const LOG_BROKE: &str = "its log cannot be read";
 
 /// What comes of a channel.
