@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use ec_hypervisor::{Console, HypervisorResult, Printed};
+use ec_hypervisor::{Console, HypervisorError, HypervisorResult, Printed};
 use ec_model::{Access, AccessKind, AccessWish, InstanceId, RequestId, Ticket};
 use ec_runtime::Host;
 use ec_serve::{
@@ -65,6 +65,9 @@ const UNSENT_BYTES: usize = 1 << 20;
 /// A peer is asked so often whether it is there, and has gone when nothing was heard of it for so long.
 const PING: Duration = Duration::from_secs(30);
 const SILENCE: Duration = Duration::from_secs(90);
+/// So long the hypervisor may take to open one: more than a call of its takes at most, so that it says itself what it is busy
+/// with, and less than those who ask wait for an answer.
+const OPENING: Duration = Duration::from_secs(40);
 /// A peer that is told of the end gets so long to take it.
 const CLOSING: Duration = Duration::from_secs(2);
 
@@ -136,15 +139,18 @@ pub(super) async fn open(
         let why = format!("no such ticket is out: each is good once, and for {} s", LIFE.as_secs());
         return text(StatusCode::NOT_FOUND, why);
     };
-    let opened = match kind {
-        AccessKind::Log => parts.hypervisor.follow_console(instance, LOG_BYTES).await.map(Ends::reading),
-        AccessKind::Vnc => parts.hypervisor.open_graphics(instance).await.map(Ends::watching),
-        AccessKind::Disk => parts.hypervisor.read_disk(instance).await.map(Ends::copying),
-        AccessKind::Console | AccessKind::Unknown => {
-            parts.hypervisor.open_console(instance).await.map(Ends::typing)
+    let hypervisor = &parts.hypervisor;
+    let opened = in_time(instance, kind, async {
+        match kind {
+            AccessKind::Log => hypervisor.follow_console(instance, LOG_BYTES).await.map(Ends::reading),
+            AccessKind::Vnc => hypervisor.open_graphics(instance).await.map(Ends::watching),
+            AccessKind::Disk => hypervisor.read_disk(instance).await.map(Ends::copying),
+            AccessKind::Console | AccessKind::Unknown => {
+                hypervisor.open_console(instance).await.map(Ends::typing)
+            }
         }
-    };
-    let ends = match opened {
+    });
+    let ends = match opened.await {
         Ok(ends) => ends,
         Err(error) => return text(StatusCode::CONFLICT, ec_runtime::exit::chain(&error)),
     };
@@ -170,6 +176,18 @@ pub(super) async fn open(
         response.headers_mut().insert(name, value);
     }
     response
+}
+
+/// What was opened, of a hypervisor that has done it in time: what it waits for on the way may take a call's time each.
+async fn in_time<T>(
+    instance: InstanceId,
+    kind: AccessKind,
+    opened: impl Future<Output = HypervisorResult<T>>,
+) -> HypervisorResult<T> {
+    timeout(OPENING, opened).await.unwrap_or_else(|_| {
+        let what = format!("what the hypervisor was asked for, the {kind} of {instance},");
+        Err(HypervisorError::TimedOut { what, seconds: OPENING.as_secs() })
+    })
 }
 
 /// What a WebSocket's handshake is to be answered with, where this is one.

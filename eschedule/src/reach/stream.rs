@@ -41,7 +41,7 @@ const TRIES: usize = 3;
 const SILENT: Duration = Duration::from_secs(90);
 /// So long it may take to reach the agent.
 const PATIENCE: Duration = Duration::from_secs(10);
-/// And to have its answer: it waits for libvirt for 35 s, and tells what that is busy with.
+/// And to have its answer: it waits for libvirt for 40 s, and tells what that is busy with.
 const ANSWER: Duration = Duration::from_secs(45);
 /// An agent that is told of the end gets so long to hear it.
 const CLOSING: Duration = Duration::from_secs(1);

@@ -1,6 +1,6 @@
 //! Streams over real sockets, of guests of a simulated hypervisor.
 
-use ec_hypervisor::{Hypervisor, HypervisorError, SimulatedHypervisor, conformance::build};
+use ec_hypervisor::{Hypervisor, SimulatedHypervisor, conformance::build};
 use ec_model::{BaseImage, DiskFormat};
 use tokio::net::TcpStream;
 use tokio_tungstenite::client_async;
@@ -270,6 +270,26 @@ async fn a_hypervisor_in_trouble_is_not_told_as_the_end_of_a_guest() {
         drop(socket);
         passing.await.unwrap();
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_hypervisor_that_opens_nothing_is_told_before_who_asked_has_gone() {
+    let (guest, begun) = (InstanceId::new(uuid::Uuid::from_u128(1)), Instant::now());
+    // It waits for a lane, for its connection and for libvirt, 35 s each.
+    let waits = async {
+        tokio::time::sleep(Duration::from_secs(105)).await;
+        Ok(())
+    };
+    let told = in_time(guest, AccessKind::Vnc, waits).await.unwrap_err().to_string();
+    assert!(told.contains("the screen of") && told.contains("within 40 s"), "{told}");
+    assert!(begun.elapsed() < Duration::from_secs(45), "commands wait no longer");
+    let own = HypervisorError::TimedOut { what: "the call".to_owned(), seconds: 35 };
+    let says = async {
+        tokio::time::sleep(Duration::from_secs(35)).await;
+        Err::<(), _>(own)
+    };
+    let told = in_time(guest, AccessKind::Vnc, says).await.unwrap_err().to_string();
+    assert!(told.starts_with("the call "), "{told}: in its own words");
 }
 
 #[test]
