@@ -19,8 +19,8 @@ use tokio::{
 };
 
 use crate::{
-    DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, Printed, RunState, Usage,
-    VolumeSource,
+    DomainSpec, End, Hypervisor, HypervisorError, HypervisorEvent, Observed, Pause, Printed, RunState, Typed,
+    Usage, VolumeSource,
 };
 
 /// Bound of every wait; emulated guests on a busy host are slow.
@@ -740,7 +740,7 @@ async fn a_console_is_read_typed_on_and_followed_until_its_guest_ends(
     let deadline = Instant::now() + PATIENCE;
     loop {
         // Its shell may not be there yet.
-        console.input.send("typed\r".into()).await.expect("the console is open");
+        console.input.send(Typed::new("typed\r").0).await.expect("the console is open");
         let heard =
             timeout_at(Instant::now() + Duration::from_secs(2), printed(&mut console.output, "typed")).await;
         if heard.is_ok_and(|heard| heard.is_some()) {
@@ -754,8 +754,10 @@ async fn a_console_is_read_typed_on_and_followed_until_its_guest_ends(
     let caught_up =
         async { while !late.recv().await.expect("it goes on").expect("no trouble").is_empty() {} };
     timeout_at(deadline, caught_up).await.expect("an empty piece where that ends");
-    console.input.send("left\r".into()).await.expect("the console is open");
+    let (left, handed) = Typed::new("left\r");
+    console.input.send(left).await.expect("the console is open");
     drop(console);
+    handed.await.expect("the guest is handed it");
     printed(&mut late, "left").await.expect("what was typed just before is typed");
 
     let mut again = loop {

@@ -25,7 +25,7 @@ pub use ec_model::{End, Observed, Pause, RunState};
 pub use simulated::{Operation, SimulatedHypervisor};
 pub use types::{
     AddressRoom, Console, DomainSize, DomainSpec, HostInfo, HypervisorError, HypervisorEvent,
-    HypervisorResult, Printed, Room, Usage, VolumeSource,
+    HypervisorResult, Printed, Room, Typed, Usage, VolumeSource,
 };
 
 /// What runs virtual machines on this node. Only what carries this node's mark is ever seen or touched.

@@ -5,7 +5,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use ec_model::{Attachment, BaseImage, CopyOf, InstanceId};
 use serde::Serialize;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, oneshot};
 
 /// Result of a hypervisor operation.
 pub type HypervisorResult<T> = Result<T, HypervisorError>;
@@ -92,7 +92,24 @@ pub struct Console {
     /// without flow control: a guest must not fill this host's memory.
     pub output: Printed,
     /// What is typed.
-    pub input: mpsc::Sender<Bytes>,
+    pub input: mpsc::Sender<Typed>,
+}
+
+/// A piece of what is typed on a console.
+#[derive(Debug)]
+pub struct Typed {
+    /// It.
+    pub bytes: Bytes,
+    /// Told once the hypervisor has taken all of it for the guest; dropped where it never does.
+    pub handed: oneshot::Sender<()>,
+}
+
+impl Typed {
+    /// A piece, and where it is heard that it is handed over.
+    pub fn new(bytes: impl Into<Bytes>) -> (Self, oneshot::Receiver<()>) {
+        let (handed, heard) = oneshot::channel();
+        (Self { bytes: bytes.into(), handed }, heard)
+    }
 }
 
 /// What a domain shall be.

@@ -11,7 +11,7 @@ use std::{
 };
 
 use bytes::{Buf, Bytes};
-use ec_hypervisor::{Console, HypervisorError, HypervisorResult};
+use ec_hypervisor::{Console, HypervisorError, HypervisorResult, Typed};
 use ec_model::{InstanceId, NodeId};
 use tokio::{
     runtime::Handle,
@@ -46,7 +46,7 @@ const ASKED: Duration = Duration::from_millis(100);
 const PIECE: usize = 4096;
 /// Pieces that wait for their reader.
 const PIECES: usize = 64;
-/// Pieces that wait for the guest: whoever typed is to know what it has taken.
+/// Pieces that wait for the guest: whoever types gives the next when that before is handed over.
 const TYPED: usize = 1;
 
 /// Opens the console of a guest that runs, where there is a place for one more.
@@ -159,9 +159,9 @@ fn pump(
     connect: &Connect,
     stream: Stream,
     print: &mpsc::Sender<HypervisorResult<Bytes>>,
-    mut typed: mpsc::Receiver<Bytes>,
+    mut typed: mpsc::Receiver<Typed>,
 ) -> Option<String> {
-    let (mut read, mut rest) = (vec![0; PIECE], Bytes::new());
+    let (mut read, mut rest) = (vec![0; PIECE], None::<Typed>);
     let (mut busy, mut taken) = (Instant::now(), Instant::now());
     let broke = loop {
         // Looked at first: by then all is there that was typed.
@@ -176,20 +176,26 @@ fn pump(
             // What nobody takes in time is lost.
             print.try_send(Ok(Bytes::copy_from_slice(&read[..came]))).ok();
         }
-        if rest.is_empty() {
-            rest = typed.try_recv().unwrap_or_default();
+        if rest.is_none() {
+            rest = typed.try_recv().ok();
         }
-        if left && (rest.is_empty() || taken.elapsed() >= LEAVING) {
+        if left && (rest.is_none() || taken.elapsed() >= LEAVING) {
             break None;
         }
         let mut went = 0;
-        if !rest.is_empty() {
-            went = match stream.send(&rest) {
+        if let Some(Typed { bytes, .. }) = &mut rest
+            && !bytes.is_empty()
+        {
+            went = match stream.send(bytes) {
                 Ok(NOT_NOW) => 0,
                 Ok(count) => usize::try_from(count).unwrap_or(0),
                 Err(error) => break Some(error.message().to_owned()),
             };
-            rest.advance(went);
+            bytes.advance(went);
+        }
+        if let Some(Typed { handed, .. }) = rest.take_if(|piece| piece.bytes.is_empty()) {
+            // Who does not want to know has dropped the receiver.
+            handed.send(()).ok();
         }
         if went > 0 || !left {
             taken = Instant::now();

@@ -10,7 +10,7 @@ use std::{
 };
 
 use ec_hypervisor::{
-    DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed, RunState,
+    DomainSpec, Hypervisor, HypervisorError, HypervisorEvent, HypervisorResult, Observed, RunState, Typed,
     VolumeSource, conformance,
 };
 use ec_libvirt::{
@@ -735,14 +735,14 @@ async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
     // Computed by the guest, so that it is not the echo of what was typed.
     let (mut text, begin) = (String::new(), Instant::now());
     while !text.contains("is 42\r") {
-        console.input.send("echo it is $((6*7))\r".into()).await.unwrap();
+        console.input.send(Typed::new("echo it is $((6*7))\r").0).await.unwrap();
         if let Ok(piece) = timeout(Duration::from_secs(2), console.output.recv()).await {
             text.push_str(&String::from_utf8_lossy(&piece.unwrap().unwrap()));
         }
         assert!(begin.elapsed() < PATIENCE, "{text}");
     }
     let begin = Instant::now();
-    console.input.send("echo and $((6*8))\r".into()).await.unwrap();
+    console.input.send(Typed::new("echo and $((6*8))\r").0).await.unwrap();
     while !text.contains("and 48\r") {
         text.push_str(&String::from_utf8_lossy(&console.output.recv().await.unwrap().unwrap()));
     }
@@ -751,7 +751,7 @@ async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
     // Nobody reads for a while: what is kept is bounded, and what comes afterwards is heard.
     console
         .input
-        .send("dd if=/dev/zero bs=1k count=600 | tr '\\0' x; echo done $((6*9))\r".into())
+        .send(Typed::new("dd if=/dev/zero bs=1k count=600 | tr '\\0' x; echo done $((6*9))\r").0)
         .await
         .unwrap();
     sleep(Duration::from_secs(5)).await;
@@ -764,7 +764,7 @@ async fn a_console_runs_commands_survives_a_flood_and_ends_with_its_daemon() {
             end = end.chars().skip(end.len().saturating_sub(100)).collect();
             end.push_str(&String::from_utf8_lossy(&piece));
         } else {
-            console.input.send("echo done $((6*9))\r".into()).await.unwrap();
+            console.input.send(Typed::new("echo done $((6*9))\r").0).await.unwrap();
         }
         assert!(begin.elapsed() < PATIENCE, "{heard} bytes, then {end}");
     }

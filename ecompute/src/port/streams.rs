@@ -6,7 +6,7 @@
 //!
 //! Of a log, an empty message stands between what was there and what comes; of a disk, the first message is how many bytes
 //! it has, in eight with the highest first. The closing message says why it ends, with the code 1011 where it broke, and with
-//! 1008 where the guest takes nothing. A ping is answered once the guest has been handed all that came before it.
+//! 1008 where the guest takes nothing. A ping is answered once the hypervisor has taken for the guest all that came before it.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -14,7 +14,7 @@ use std::{
 };
 
 use bytes::{Bytes, BytesMut};
-use ec_hypervisor::{Console, HypervisorError, HypervisorResult, Printed};
+use ec_hypervisor::{Console, HypervisorError, HypervisorResult, Printed, Typed};
 use ec_model::{Access, AccessKind, AccessWish, InstanceId, RequestId, Ticket};
 use ec_runtime::Host;
 use ec_serve::{
@@ -23,7 +23,8 @@ use ec_serve::{
     tickets::{LIFE, Tickets},
 };
 use futures::{
-    SinkExt, StreamExt,
+    FutureExt, SinkExt, StreamExt,
+    future::{Fuse, FusedFuture},
     stream::{BoxStream, poll_fn},
 };
 use http_body_util::Full;
@@ -36,7 +37,7 @@ use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt},
     net::UnixStream,
     sync::{Semaphore, mpsc},
-    time::{Instant, MissedTickBehavior, interval, timeout, timeout_at},
+    time::{Instant, MissedTickBehavior, error::Elapsed, interval, timeout},
 };
 use tokio_tungstenite::{
     WebSocketStream,
@@ -60,6 +61,8 @@ const PIECE_BYTES: usize = 32 << 10;
 const PIECES: usize = 4;
 /// The most that is typed at a time.
 const MESSAGE_BYTES: usize = 64 << 10;
+/// Of that, so much is handed to the guest at a time.
+const HANDED_BYTES: usize = 256;
 /// What a peer has not taken yet, of a piece of a disk and of answers to its pings; of these the newest counts.
 const UNSENT_BYTES: usize = 1 << 20;
 /// A peer is asked so often whether it is there, and has gone when nothing was heard of it for so long.
@@ -207,7 +210,7 @@ fn handshake(headers: &HeaderMap) -> Option<HeaderValue> {
 struct Ends {
     output: BoxStream<'static, HypervisorResult<Bytes>>,
     /// Where what is typed goes; nowhere for a log.
-    input: Option<mpsc::Sender<Bytes>>,
+    input: Option<mpsc::Sender<Typed>>,
     /// What it means that there is no more of it.
     end: &'static str,
     /// And that it broke.
@@ -240,7 +243,7 @@ impl Ends {
     fn watching(screen: UnixStream) -> Self {
         let (mut from_guest, mut to_guest) = screen.into_split();
         let (shown, output) = mpsc::channel(PIECES);
-        let (input, mut done) = mpsc::channel::<Bytes>(PIECES);
+        let (input, mut done) = mpsc::channel::<Typed>(PIECES);
         tokio::spawn(async move {
             let mut piece = BytesMut::new();
             loop {
@@ -255,10 +258,11 @@ impl Ends {
             }
         });
         tokio::spawn(async move {
-            while let Some(bytes) = done.recv().await {
+            while let Some(Typed { bytes, handed }) = done.recv().await {
                 if to_guest.write_all(&bytes).await.is_err() {
                     return;
                 }
+                handed.send(()).ok();
             }
         });
         let output = stream(output).map(Ok).boxed();
@@ -275,6 +279,21 @@ impl Ends {
     }
 }
 
+/// Hands the guest what was typed. So little at a time that one which reads slowly is none that reads nothing.
+async fn hand(input: mpsc::Sender<Typed>, mut typed: Bytes) -> Result<(), Elapsed> {
+    while !typed.is_empty() {
+        let (piece, handed) = Typed::new(typed.split_to(typed.len().min(HANDED_BYTES)));
+        let given = async {
+            if input.send(piece).await.is_err() || handed.await.is_err() {
+                // The guest has ended, or its stream broke: which of both comes by its output.
+                std::future::pending::<()>().await;
+            }
+        };
+        timeout(SILENCE, given).await?;
+    }
+    Ok(())
+}
+
 /// Passes bytes on in both directions, until the guest, whoever looks at it, or the agent ends.
 async fn pass(
     io: impl AsyncRead + AsyncWrite + Unpin,
@@ -289,16 +308,10 @@ async fn pass(
     let mut ping = interval(PING);
     ping.set_missed_tick_behavior(MissedTickBehavior::Delay);
     let mut heard = Instant::now();
-    // What the guest has not taken yet, and since when. Nothing more is read meanwhile, which holds up who types, and hides
-    // that somebody has gone.
-    let mut typed = None::<(mpsc::Sender<Bytes>, Bytes, Instant)>;
+    // Until the guest has been handed what was typed nothing more is read, which holds up who types, and hides that
+    // somebody has gone.
+    let mut handing = Fuse::terminated();
     let (code, reason) = loop {
-        let given = async {
-            match &typed {
-                Some((input, bytes, since)) => timeout_at(*since + SILENCE, input.send(bytes.clone())).await,
-                None => std::future::pending().await,
-            }
-        };
         tokio::select! {
             () = stop.cancelled() => break (CloseCode::Away, "the node's agent ends"),
             piece = ends.output.next() => match piece {
@@ -309,25 +322,25 @@ async fn pass(
                 }
                 None => break (CloseCode::Normal, ends.end),
             },
-            given = given => match given {
-                Ok(_) => (typed, heard) = (None, Instant::now()),
+            handed = &mut handing => match handed {
+                Ok(()) => heard = Instant::now(),
                 Err(_) => break (CloseCode::Policy, TAKES_NOTHING),
             },
-            message = socket.next(), if typed.is_none() => {
+            message = socket.next(), if handing.is_terminated() => {
                 heard = Instant::now();
                 match (message.transpose()?, &ends.input) {
                     (None | Some(Message::Close(_)), _) => return Ok(()),
                     (Some(Message::Binary(bytes)), Some(input)) => {
-                        typed = Some((input.clone(), bytes, heard));
+                        handing = hand(input.clone(), bytes).boxed().fuse();
                     }
                     (Some(Message::Text(text)), Some(input)) => {
-                        typed = Some((input.clone(), text.into(), heard));
+                        handing = hand(input.clone(), text.into()).boxed().fuse();
                     }
                     _ => {}
                 }
             }
             _ = ping.tick() => {
-                if typed.is_none() && heard.elapsed() > SILENCE {
+                if handing.is_terminated() && heard.elapsed() > SILENCE {
                     break (CloseCode::Away, "nothing was heard for too long");
                 }
                 socket.send(Message::Ping(Bytes::new())).await?;

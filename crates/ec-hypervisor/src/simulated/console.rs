@@ -7,7 +7,7 @@ use ec_model::InstanceId;
 use tokio::{io::AsyncWriteExt, net::UnixStream, sync::mpsc, time::sleep};
 
 use super::SimulatedHypervisor;
-use crate::{Console, HypervisorError, HypervisorResult, Printed, RunState};
+use crate::{Console, HypervisorError, HypervisorResult, Printed, RunState, Typed};
 
 /// So soon what changed is seen.
 const PERIOD: Duration = Duration::from_millis(50);
@@ -34,16 +34,17 @@ impl SimulatedHypervisor {
         }
         let (print, output) = mpsc::channel(PIECES);
         // As little as a guest's line holds.
-        let (input, mut typed) = mpsc::channel::<Bytes>(1);
+        let (input, mut typed) = mpsc::channel::<Typed>(1);
         let own = self.clone();
         tokio::spawn(async move {
             while own.runs(instance) {
                 // What was typed before its reader left is typed.
                 let left = print.is_closed();
-                while let Ok(bytes) = typed.try_recv() {
+                while let Ok(Typed { bytes, handed }) = typed.try_recv() {
                     own.inner().host.type_on_console(instance, &String::from_utf8_lossy(&bytes));
                     // What nobody takes is lost.
                     print.try_send(Ok(bytes)).ok();
+                    handed.send(()).ok();
                 }
                 if left {
                     break;

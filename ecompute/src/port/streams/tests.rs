@@ -253,6 +253,62 @@ async fn who_types_what_a_guest_does_not_take_is_let_go_and_so_is_who_has_gone_m
     passing.await.unwrap();
 }
 
+#[tokio::test(start_paused = true)]
+async fn a_ping_is_answered_once_the_guest_has_all_before_it_however_slowly_it_reads() {
+    let (_print, output) = mpsc::channel(1);
+    let (input, mut typed) = mpsc::channel(1);
+    let (mut socket, passing) = passed(Ends::typing(Console { output, input })).await;
+    let begun = Instant::now();
+    let slow = Duration::from_secs(60);
+    let text = Bytes::from(vec![b'x'; 2 * HANDED_BYTES + 1]);
+    let wanted = text.clone();
+    let guest = tokio::spawn(async move {
+        let mut read = Vec::new();
+        while read.len() < wanted.len() {
+            let Typed { bytes, handed } = typed.recv().await.unwrap();
+            tokio::time::sleep(slow).await;
+            read.extend_from_slice(&bytes);
+            handed.send(()).unwrap();
+        }
+        assert_eq!(read, wanted);
+        typed
+    });
+    socket.send(Message::Binary(text)).await.unwrap();
+    socket.send(Message::Ping(Bytes::new())).await.unwrap();
+    loop {
+        match socket.next().await.unwrap().unwrap() {
+            Message::Pong(_) => break,
+            Message::Ping(_) => {}
+            other => panic!("{other:?}"),
+        }
+    }
+    assert!((3 * slow..4 * slow).contains(&begun.elapsed()), "{:?}", begun.elapsed());
+    let typed = guest.await.unwrap();
+    drop((socket, typed));
+    passing.await.unwrap();
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_a_stream_that_broke_never_took_is_not_told_as_taken() {
+    let (print, output) = mpsc::channel(1);
+    let (input, typed) = mpsc::channel(1);
+    let (mut socket, passing) = passed(Ends::typing(Console { output, input })).await;
+    drop(typed);
+    socket.send(says("ls\r")).await.unwrap();
+    socket.send(Message::Ping(Bytes::new())).await.unwrap();
+    let breaks = tokio::spawn(async move {
+        // It is looked first whether the guest has ended.
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        let gone = HypervisorError::Unreachable { uri: "test:".to_owned(), detail: "no word".to_owned() };
+        print.send(Err(gone)).await.unwrap();
+    });
+    // A pong would be another message than it waits for.
+    assert_eq!(closed(&mut socket).await, (CloseCode::Error, CONSOLE_BROKE.to_owned()));
+    breaks.await.unwrap();
+    drop(socket);
+    passing.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_hypervisor_in_trouble_is_not_told_as_the_end_of_a_guest() {
     for (code, broke) in [(CloseCode::Error, true), (CloseCode::Normal, false)] {
