@@ -61,6 +61,7 @@ impl Referee {
                     };
                     lacking.extend(of_revoked(world, op, old.as_ref()));
                     lacking.extend(of_what_is_there(world, txn, op, old.as_ref()));
+                    lacking.extend(of_end(world, txn, op, old.as_ref()));
                     stands_on.extend(of_forgotten(world, txn, op));
                     // Who has given it up may have looked once more since.
                     if !late {
@@ -80,6 +81,21 @@ impl Referee {
             self.found(format!("{actor} wrote {what}"));
         }
     }
+}
+
+/// Whoever ends a volume that a machine had last stands on what is told of that.
+fn of_end(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Option<String> {
+    let keys = &world.keys;
+    let volume = keys.parse_instance(op.key()).ok().filter(|_| matches!(op, Op::Delete(_)))?;
+    let record = decode::<Instance>(&old?.value).ok().filter(|record| record.kind == Workload::Volume)?;
+    let holder = record.attached?.to_string();
+    let is_asked = txn.then.iter().any(|op| keys.parse_request(op.key()).is_ok_and(|of| of.1 == volume));
+    let speaks = |compare: &Compare| match compare {
+        Compare::Absent(key) | Compare::Unchanged(key, _) => key.ends_with(&holder),
+        _ => false,
+    };
+    (is_asked && !txn.when.iter().any(speaks))
+        .then(|| format!("{} without comparing what is told of {holder}", op.key()))
 }
 
 /// A record that says of itself what it did not before, a name or a place in a group, goes with the key that tells others of it: that is
@@ -154,6 +170,15 @@ fn of_tool(world: &World, txn: &Txn, op: &Op, old: Option<&KeyValue>) -> Vec<Str
         // A wish to destroy takes the record away, with what that names.
         if is_wanted || writes(txn, &keys.instance(instance)) {
             stands_on.push(keys.instance(instance));
+        }
+        let handover = |request: Option<&Request>| request.and_then(|request| request.handover);
+        if let (Some(Handover::From(giver)), None) =
+            (handover(of_before.as_ref()), handover(request.as_ref()))
+            && request.is_some()
+            && !is_wanted
+        {
+            // It comes from nowhere any more.
+            stands_on.push(keys.request(giver, instance));
         }
         if is_wanted {
             // A wish for one that is placed waits for its node.
