@@ -244,10 +244,10 @@ impl Reasons {
         parts.extend(self.nearest.iter().take(TOLD).map(Lack::text));
         let left_out = self.group.as_ref().map_or(0, |group| group.nodes);
         let told = self.locked.len() + self.without_inventory.len() + self.untold.len() + left_out;
-        let others = self.living.saturating_sub(told);
-        if others > TOLD {
-            let (word, lack) = if others - TOLD == 1 { ("node", "lacks") } else { ("nodes", "lack") };
-            parts.push(format!("{} more {word} {lack} more", others - TOLD));
+        match self.living.saturating_sub(told).saturating_sub(TOLD) {
+            0 => {}
+            1 => parts.push("1 more node lacks more".to_owned()),
+            others => parts.push(format!("{others} more nodes lack more")),
         }
         if !self.locked.is_empty() {
             parts.push(format!("locked (all reserved): {}", some(&self.locked)));
