@@ -1,4 +1,5 @@
-//! For tests: an agent whose placement is not reached, and knows how often it was asked.
+//! For tests: an agent alone with its records, on a store in memory, with a placement of the test's own; or with one that is not reached,
+//! and knows how often it was asked.
 
 use std::{
     path::Path,
@@ -30,6 +31,20 @@ impl Transport for Away {
     }
 }
 
+/// An agent of this configuration, which is not the node yet.
+pub(crate) async fn assembled(
+    configuration: &str,
+    placement: Arc<dyn Transport>,
+) -> (Arc<Parts>, Arc<MemoryStore>) {
+    ec_runtime::install_tls_provider();
+    let settings = Settings::check(&parse(configuration, Path::new("compute.yaml")).unwrap()).unwrap();
+    let node = NodeId::new(uuid::Uuid::from_u128(9));
+    let client = PlacementClient::new(&settings.placement).unwrap().over(placement);
+    let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node)));
+    let parts = assemble(settings, node, store.clone(), hypervisor, client, Host::default());
+    (parts.await.unwrap(), store)
+}
+
 /// The agent, which is not the node yet.
 pub(crate) struct Alone {
     pub(crate) parts: Arc<Parts>,
@@ -39,16 +54,10 @@ pub(crate) struct Alone {
 
 impl Alone {
     pub(crate) async fn new(state: &Path) -> Self {
-        ec_runtime::install_tls_provider();
-        let text = format!("name: n\nstate_dir: {}\n", state.display());
-        let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
-        let node = NodeId::new(uuid::Uuid::from_u128(9));
-        let (store, placement) = (Arc::new(MemoryStore::new()), Arc::new(Away::default()));
-        let asked = Arc::clone(&placement);
-        let client = PlacementClient::new(&settings.placement).unwrap().through(move |_| asked);
-        let hypervisor = Arc::new(SimulatedHypervisor::new(node));
-        let parts = assemble(settings, node, store.clone(), hypervisor, client, Host::default());
-        Self { parts: parts.await.unwrap(), store, placement }
+        let placement = Arc::new(Away::default());
+        let configuration = format!("name: n\nstate_dir: {}\n", state.display());
+        let (parts, store) = assembled(&configuration, placement.clone()).await;
+        Self { parts, store, placement }
     }
 
     /// How often placement was asked until now.

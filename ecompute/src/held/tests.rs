@@ -4,15 +4,13 @@ use std::{
 };
 
 use async_trait::async_trait;
-use ec_hypervisor::SimulatedHypervisor;
 use ec_placement_client::{Answer, Request, Transport};
-use ec_runtime::{Host, config::parse};
-use ec_store::{MemoryStore, Store, Txn};
+use ec_store::{Store, Txn};
 use reqwest::StatusCode;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::{Parts, agent::assemble, config::Settings, look::audit, register::reserve_uncounted};
+use crate::{alone::assembled, look::audit, parts::Parts, register::reserve_uncounted};
 
 const ON_NODE: u128 = 1;
 const ON_OTHER_NODE: u128 = 2;
@@ -80,18 +78,13 @@ impl Transport for Shared {
 }
 
 async fn agent(state: &Path) -> (Arc<Parts>, Arc<Shared>) {
-    ec_runtime::install_tls_provider();
-    let text = format!(
+    let configuration = format!(
         "name: n\nstate_dir: {0}/state\nshared_storage: {{name: nfs, path: {0}/nfs}}\n",
         state.display()
     );
-    let settings = Settings::check(&parse(&text, Path::new("compute.yaml")).unwrap()).unwrap();
     let shared = Arc::new(Shared::default());
-    *shared.storage.lock().unwrap() = settings.shared.as_ref().map(|shared| shared.storage.provider);
-    let placement = PlacementClient::new(&settings.placement).unwrap().over(Arc::clone(&shared) as _);
-    let (store, hypervisor) = (Arc::new(MemoryStore::new()), Arc::new(SimulatedHypervisor::new(node(9))));
-    let parts = assemble(settings, node(9), store.clone(), hypervisor, placement, Host::default());
-    let parts = parts.await.unwrap();
+    let (parts, store) = assembled(&configuration, shared.clone()).await;
+    *shared.storage.lock().unwrap() = parts.settings.shared.as_ref().map(|shared| shared.storage.provider);
     // Of each it is known otherwise.
     let statuses =
         Txn::new().put(parts.status_key(id(ON_OTHER_NODE)), "").put(parts.request_key(id(UNREADABLE)), "");

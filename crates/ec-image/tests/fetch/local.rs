@@ -1,6 +1,6 @@
 //! Fetching from `file://`, and a file system that fills up.
 
-use std::{fs, path::Path, process::Command, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt, path::Path, process::Command, time::Duration};
 
 use crate::support::*;
 use ec_image::{CacheConfig, ImageError, Refusal};
@@ -8,6 +8,22 @@ use ec_model::ImageRef;
 
 fn url(path: &Path) -> ImageRef {
     image(&format!("file://{}", path.display()))
+}
+
+/// As `rsync` and `cp -p` write, which give it the time of what they copy.
+async fn rewrite_with_its_time(path: &Path, bytes: &[u8]) {
+    let before = fs::metadata(path).unwrap();
+    let changed = |metadata: &fs::Metadata| (metadata.ctime(), metadata.ctime_nsec());
+    fs::write(path, bytes).unwrap();
+    // A file system tells times by some milliseconds only.
+    loop {
+        let file = fs::File::options().write(true).open(path).unwrap();
+        file.set_modified(before.modified().unwrap()).unwrap();
+        if changed(&file.metadata().unwrap()) != changed(&before) {
+            return;
+        }
+        tokio::time::sleep(Duration::from_millis(1)).await;
+    }
 }
 
 #[tokio::test]
@@ -25,11 +41,7 @@ async fn a_file_is_copied_once_and_again_when_it_changes() {
     let changed = fetch(&cache, &wanted).await.unwrap();
     assert_ne!(changed.base.digest, first.base.digest);
     assert_eq!(fs::read(&first.base.path).unwrap(), disk(1, 10), "the old base is as it was");
-    // As `rsync` and `cp -p` write, which give it the time of what they copy; a file system tells times by some milliseconds.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let written_at = fs::metadata(&source).unwrap().modified().unwrap();
-    fs::write(&source, disk(3, 10)).unwrap();
-    fs::File::options().write(true).open(&source).unwrap().set_modified(written_at).unwrap();
+    rewrite_with_its_time(&source, &disk(3, 10)).await;
     let as_old = fetch(&cache, &wanted).await.unwrap();
     assert_eq!(fs::read(&as_old.base.path).unwrap(), disk(3, 10));
     assert_eq!(fs::read_dir(dir.path().join("cache/base")).unwrap().count(), 3);
@@ -56,10 +68,7 @@ async fn what_an_earlier_release_copied_is_not_copied_again_but_where_it_changed
     fetch(&cache, &url(&source)).await.unwrap();
     assert_eq!(as_written(), before, "each copy writes it anew");
 
-    tokio::time::sleep(Duration::from_millis(50)).await;
-    let written_at = fs::metadata(&source).unwrap().modified().unwrap();
-    fs::write(&source, disk(2, 10)).unwrap();
-    fs::File::options().write(true).open(&source).unwrap().set_modified(written_at).unwrap();
+    rewrite_with_its_time(&source, &disk(2, 10)).await;
     let changed = fetch(&cache, &url(&source)).await.unwrap();
     assert_eq!(fs::read(&changed.base.path).unwrap(), disk(2, 10));
     assert_ne!(as_written(), before);
