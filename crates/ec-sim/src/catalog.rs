@@ -7,7 +7,7 @@ use ec_cloud::{
     change_image, create_flavor, delete_flavor, delete_image, delete_keypair, flavor, image, images, keypair,
     tend_images,
 };
-use ec_model::{Image, ImageId, ImageRef, ResourceQuery, Visibility, decode};
+use ec_model::{Image, ImageId, ImageRef, Record, ResourceQuery, Visibility, decode, encode};
 use tokio::time::sleep;
 
 use crate::{
@@ -149,11 +149,13 @@ pub(crate) async fn perform(world: &Arc<World>, actor: Actor, cloud: &Cloud, dee
         }
         Deed::CreateFlavor(name) => return make_flavor(world, actor, cloud, name).await,
         Deed::DeleteFlavor(name) => {
-            return gone(world, actor, "flavor", name, delete_flavor(cloud, name).await);
+            let key = world.keys.flavor(name);
+            return gone(world, actor, ("flavor", name), &key, delete_flavor(cloud, name)).await;
         }
         Deed::AddKeypair(name) => return make_keypair(world, actor, cloud, name).await,
         Deed::DeleteKeypair(name) => {
-            return gone(world, actor, "keypair", name, delete_keypair(cloud, name).await);
+            let key = world.keys.keypair(&cloud.project, name);
+            return gone(world, actor, ("keypair", name), &key, delete_keypair(cloud, name)).await;
         }
     };
     let told = told
@@ -229,7 +231,10 @@ async fn remove(world: &Arc<World>, cloud: &Cloud, image: ImageId) -> CloudResul
 async fn make_flavor(world: &Arc<World>, actor: Actor, cloud: &Cloud, name: &'static str) {
     let Ok(query) = ResourceQuery::parse("resources=VCPU:1,MEMORY_MB:128,DISK_GB:1") else { return };
     let told = match create_flavor(cloud, name, &query).await {
-        Ok(made) => flavor(cloud, &made.name).await.map(|_| ()),
+        Ok(made) => {
+            made_so(world, &world.keys.flavor(name), &made);
+            flavor(cloud, &made.name).await.map(|_| ())
+        }
         Err(error) => Err(error),
     };
     world.log(actor, format!("creates the flavor {name}: {}", in_words(told)));
@@ -237,13 +242,41 @@ async fn make_flavor(world: &Arc<World>, actor: Actor, cloud: &Cloud, name: &'st
 
 async fn make_keypair(world: &Arc<World>, actor: Actor, cloud: &Cloud, name: &'static str) {
     let told = match add_keypair(cloud, name, vec!["ssh-ed25519 AAAA".to_owned()]).await {
-        Ok(made) => keypair(cloud, &made.name).await.map(|_| ()),
+        Ok(made) => {
+            made_so(world, &world.keys.keypair(&cloud.project, name), &made);
+            keypair(cloud, &made.name).await.map(|_| ())
+        }
         Err(error) => Err(error),
     };
     world.log(actor, format!("adds the keypair {name}: {}", in_words(told)));
 }
 
-fn gone(world: &World, actor: Actor, what: &str, name: &str, told: CloudResult<()>) {
+/// A user was told that this record was made.
+pub(crate) fn made_so<R: Record>(world: &World, key: &str, record: &R) {
+    world.judge(|referee, _| referee.told_made(key, &encode(record)));
+}
+
+/// What a user is told who has what lies under this key deleted.
+pub(crate) async fn deleted<T>(
+    world: &World,
+    key: &str,
+    deletion: impl Future<Output = CloudResult<T>>,
+) -> CloudResult<T> {
+    let mut ends = 0;
+    world.judge(|referee, _| ends = referee.ends_of(key));
+    let told = deletion.await?;
+    world.judge(|referee, _| referee.told_gone(key, ends));
+    Ok(told)
+}
+
+async fn gone(
+    world: &World,
+    actor: Actor,
+    (what, name): (&str, &str),
+    key: &str,
+    deletion: impl Future<Output = CloudResult<()>>,
+) {
+    let told = deleted(world, key, deletion).await;
     world.log(actor, format!("deletes the {what} {name}: {}", in_words(told)));
 }
 

@@ -31,7 +31,7 @@ pub(crate) use room::{marked, offered_by};
 pub(crate) use served::Question;
 pub(crate) use wishes::asked_of;
 
-use self::{answers::Being, keys::told};
+use self::{answers::Being, catalog::Lives, keys::told};
 use crate::{
     door::content,
     node::PROCESSORS,
@@ -200,6 +200,8 @@ pub(crate) struct Referee {
     joined: BTreeSet<String>,
     /// Nodes that somebody has forgotten.
     forgotten: BTreeSet<NodeId>,
+    /// What became of flavors, keypairs and groups, by their keys.
+    lives: BTreeMap<String, Lives>,
     /// The tokens that somebody saw last, and whose they are.
     tokens: BTreeMap<Actor, Vec<(String, NodeId)>>,
     /// Images whose records somebody took away.
@@ -484,6 +486,7 @@ impl Referee {
             self.look_at_index(world, actor, key, old.as_ref(), new);
             self.look_at_group(world, actor, key, new);
             self.look_at_image(world, (actor, late), key, old.as_ref(), new);
+            self.look_at_life(world, key, new);
             self.look_at_volumes(world, actor, key, old.as_ref(), new);
             self.look_at_healing(world, actor, (txn, before), key, old.as_ref(), new);
             self.look_at_fence(world, actor, txn, key, old.as_ref());

@@ -319,7 +319,9 @@ pub(crate) async fn have_group(
     name: &str,
     policy: Policy,
 ) -> Result<(), String> {
-    let made = create_group(cloud, name, policy, None).await.map(|_| ()).map_err(|error| error.to_string());
+    let key = cloud.keys.group(&cloud.project, name);
+    let made = create_group(cloud, name, policy, None).await;
+    let made = made.map(|made| catalog::made_so(world, &key, &made.group)).map_err(|error| error.to_string());
     let told = made.as_ref().map_or_else(String::as_str, |()| "it is there");
     world.log(actor, format!("makes the group {name}: {told}"));
     made
@@ -327,7 +329,9 @@ pub(crate) async fn have_group(
 
 /// Deletes a group; what was told where that cannot be.
 pub(crate) async fn end_group(world: &World, actor: Actor, cloud: &Cloud, name: &str) -> Result<(), String> {
-    let gone = delete_group(cloud, name).await.map_err(|error| error.to_string());
+    let key = cloud.keys.group(&cloud.project, name);
+    let gone = catalog::deleted(world, &key, delete_group(cloud, name)).await;
+    let gone = gone.map_err(|error| error.to_string());
     let told = gone.as_ref().map_or_else(String::as_str, |()| "it is gone");
     world.log(actor, format!("deletes the group {name}: {told}"));
     gone

@@ -1,6 +1,8 @@
 //! Rules for the catalogue: a name means one image, whose bytes are there while it can be used; who changes one thing of it
 //! changes nothing else; and nothing is left.
 
+use std::collections::BTreeSet;
+
 use ec_cloud::ImageChange;
 use ec_model::{Image, ImageId, ImageStatus, decode};
 use ec_store::{Compare, KeyValue, Op, Txn};
@@ -12,7 +14,48 @@ use crate::{
     world::{Actor, World},
 };
 
+/// All that lay under a key, and how often it was deleted.
+#[derive(Debug, Default)]
+pub(super) struct Lives {
+    values: BTreeSet<Vec<u8>>,
+    ends: u64,
+}
+
 impl Referee {
+    /// How often what lay under this key was deleted by now.
+    pub(crate) fn ends_of(&self, key: &str) -> u64 {
+        self.lives.get(key).map_or(0, |lives| lives.ends)
+    }
+
+    /// A user was told that this was made.
+    pub(crate) fn told_made(&mut self, key: &str, value: &[u8]) {
+        if !self.lives.get(key).is_some_and(|lives| lives.values.contains(value)) {
+            self.found(format!("{key} was told to be made, and never was"));
+        }
+    }
+
+    /// A user was told that it is gone, who asked for that when so often it had been deleted.
+    pub(crate) fn told_gone(&mut self, key: &str, ends: u64) {
+        if self.ends_of(key) == ends {
+            self.found(format!("{key} was told to be gone, and nobody deleted it"));
+        }
+    }
+
+    pub(super) fn look_at_life(&mut self, world: &World, key: &str, new: Option<&[u8]>) {
+        let keys = &world.keys;
+        if ![keys.flavors(), keys.all_keypairs(), keys.all_groups()]
+            .iter()
+            .any(|under| key.starts_with(under))
+        {
+            return;
+        }
+        let lives = self.lives.entry(key.to_owned()).or_default();
+        match new {
+            Some(value) => _ = lives.values.insert(value.to_owned()),
+            None => lives.ends += 1,
+        }
+    }
+
     /// What somebody is about to change of images from now on; with nothing, none of what users say of them.
     pub(crate) fn changes_images(&mut self, actor: Actor, change: Option<ImageChange>) {
         self.image_changes.entry(actor).or_default().push(change.unwrap_or_default());
