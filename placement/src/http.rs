@@ -174,11 +174,9 @@ impl Api {
         body: B,
         frame: &mut reply::Frame,
     ) -> (&'static str, ApiResult<Reply>) {
-        let path = percent_encoding::percent_decode_str(parts.uri.path()).decode_utf8();
-        let found = match &path {
-            Ok(path) => Route::find(path).ok_or_else(|| ApiError::new(404, "")),
-            Err(_) => Err(ApiError::bad_request("The path is not UTF-8.")),
-        };
+        // Nothing has a name that is not UTF-8, and nothing is made that would be called what it is read as.
+        let path = percent_encoding::percent_decode_str(parts.uri.path()).decode_utf8_lossy();
+        let found = Route::find(&path).ok_or_else(|| ApiError::new(404, ""));
         let name = found.as_ref().map_or("unknown", |(route, _)| route.pattern());
         (name, self.checked(parts, body, found, frame).await)
     }

@@ -237,6 +237,62 @@ async fn a_class_whose_name_ends_with_a_newline_is_shown_as_json() {
     assert_eq!(shown, &json!({class: {"capacity": 8, "used": 0}}));
 }
 
+/// Each as OpenStack's server answers it.
+#[tokio::test(flavor = "multi_thread")]
+async fn oddly_said_it_is_understood_as_openstack_does() {
+    let server = Server::start().await;
+    let send = async |method: Method, path: &str, headers: &[(&'static str, &str)]| {
+        let request = server.client.request(method, format!("{}{path}", server.url));
+        let request =
+            request.header("X-Auth-Token", "admin").header("OpenStack-API-Version", "placement latest");
+        let request = headers.iter().fold(request, |request, (name, value)| request.header(*name, *value));
+        let answer = request.send().await.unwrap();
+        let location = answer.headers().get("location").map(|it| it.to_str().unwrap().to_owned());
+        (answer.status().as_u16(), location)
+    };
+    let get = async |path: &str, headers: &[(&'static str, &str)]| send(Method::GET, path, headers).await.0;
+
+    // Whoever comes through a proxy where TLS ends is sent back there.
+    let (status, location) =
+        send(Method::PUT, "/traits/CUSTOM_A", &[("host", "foo"), ("x-forwarded-proto", "https")]).await;
+    assert_eq!((status, location.as_deref()), (201, Some("https://foo/traits/CUSTOM_A")));
+    let (_, location) = send(Method::PUT, "/traits/CUSTOM_B", &[("host", "foo")]).await;
+    assert_eq!(location.as_deref(), Some("http://foo/traits/CUSTOM_B"));
+
+    assert_eq!(get("/traits", &[("accept", "text/html"), ("accept", "application/json")]).await, 200);
+    assert_eq!(get("/traits", &[("accept", "text/html")]).await, 406);
+    assert_eq!(get("/traits", &[("accept", "*")]).await, 200);
+
+    // A newline at the end of a path is no part of a name.
+    let (status, location) = send(Method::PUT, "/resource_classes/CUSTOM_NL%0A", &[("host", "foo")]).await;
+    assert_eq!((status, location.as_deref()), (201, Some("http://foo/resource_classes/CUSTOM_NL")));
+    assert_eq!(get("/resource_classes/CUSTOM_NL", &[]).await, 200);
+    assert_eq!(get("/resource_classes/%ff", &[]).await, 404);
+    assert_eq!(send(Method::PUT, "/resource_classes/CUSTOM_%ff", &[]).await.0, 400);
+
+    let host = server.provider(1, None, &[("VCPU", 8)], &[], &[]).await;
+    let (_, answer) = server.get("/allocation_candidates?resources=VCPU:1;limit=1").await;
+    assert_eq!(answer["allocation_requests"].as_array().map(Vec::len), Some(1), "{answer}");
+    assert_eq!(server.get("/resource_providers?name=p%3Bq").await.0, 200, "written so it is data");
+    let (_, answer) = server.get("/traits?name=startswith:custom_").await;
+    assert_eq!(answer, json!({"traits": ["CUSTOM_A", "CUSTOM_B"]}));
+
+    // No generation is so high, and nobody has so much.
+    for huge in [json!(100_000_000_000_000_000_000_f64), json!(u64::MAX)] {
+        let traits = json!({"resource_provider_generation": huge, "traits": []});
+        let (status, answer) = server.put(&format!("/resource_providers/{host}/traits"), traits).await;
+        assert_eq!((status, &answer["errors"][0]["code"]), (409, &json!("placement.concurrent_update")));
+        let mut amount = claim(&host, "VCPU", 1);
+        amount["allocations"][&host]["resources"]["VCPU"] = huge.clone();
+        let mut generation = claim(&host, "VCPU", 1);
+        generation["consumer_generation"] = huge;
+        for body in [amount, generation] {
+            let (status, answer) = server.put(&format!("/allocations/{}", uuid(9)), body).await;
+            assert_eq!(status, 409, "{answer}");
+        }
+    }
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn large_bodies_wait_for_each_other_and_small_ones_for_nobody() {
     let server = Server::start().await;
@@ -331,7 +387,7 @@ async fn queries_of_any_kind_are_answered_soon() {
         ("/resource_providers?name=%00".into(), 200),
         ("/traits?name=x".into(), 400),
         ("/usages".into(), 400),
-        ("/resource_providers/%ff".into(), 400),
+        ("/resource_providers/%ff".into(), 404),
         ("/resource_providers/%2e%2e%2f".into(), 404),
     ];
     for (query, wanted) in queries {

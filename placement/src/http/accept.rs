@@ -39,9 +39,12 @@ fn thousandths(weight: f32) -> u32 {
     (weight.clamp(0.0, 1.0) * 1000.0) as u32
 }
 
-/// Whether an answer in JSON will do. Saying nothing means that anything will.
+/// Whether an answer in JSON will do. Saying nothing means that anything will, as does what is no list of types.
 pub(super) fn json_will_do(accept: &str) -> bool {
-    accept.trim().is_empty() || quality(accept, "application", "json").is_some()
+    let is_no_type = |range: &str| !range.trim().is_empty() && !range.contains('/');
+    accept.trim().is_empty()
+        || accept.split(',').any(is_no_type)
+        || quality(accept, "application", "json").is_some()
 }
 
 /// The form of an error. Clients that take anything get JSON.
@@ -68,6 +71,7 @@ mod tests {
         assert!(json_will_do("text/html,application/xml;q=0.9,*/*;q=0.8"));
         assert!(!json_will_do("text/plain"));
         assert!(!json_will_do("application/json;q=0, */*"));
+        assert!(json_will_do("*") && json_will_do("*; q=.2") && !json_will_do(","));
         assert_eq!(for_errors("*/*"), ErrorForm::Json);
         assert_eq!(for_errors("text/html, application/json;q=0.5"), ErrorForm::Html);
         assert_eq!(for_errors("application/json, text/html;q=0.5"), ErrorForm::Json);

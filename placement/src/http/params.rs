@@ -17,7 +17,7 @@ use super::{
     error::{ApiError, ApiResult, code},
 };
 
-/// Decodes a query string, in order.
+/// Decodes a query string, in order. Parameters are parted by `&`, and by `;`, as WebOb reads them.
 pub(super) fn decode(query: &str) -> ApiResult<Vec<(String, String)>> {
     let text = |bytes: &str| {
         let bytes = bytes.replace('+', " ");
@@ -27,7 +27,7 @@ pub(super) fn decode(query: &str) -> ApiResult<Vec<(String, String)>> {
             .map_err(|error| ApiError::bad_request(format!("Invalid query string parameters: {error}")))
     };
     query
-        .split('&')
+        .split(['&', ';'])
         .filter(|pair| !pair.is_empty())
         .map(|pair| {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));

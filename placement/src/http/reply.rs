@@ -14,6 +14,8 @@ use uuid::Uuid;
 use super::{accept, error::ApiError};
 
 const API_VERSION: HeaderName = HeaderName::from_static("openstack-api-version");
+/// Of a proxy where TLS ends: how its client came.
+const FORWARDED_PROTO: HeaderName = HeaderName::from_static("x-forwarded-proto");
 pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-openstack-request-id");
 
 /// When a client that was told to come again should.
@@ -92,9 +94,15 @@ pub(super) struct Frame {
 
 impl Frame {
     pub(super) fn new(parts: &Parts, id: String, scheme: &str) -> Self {
-        let text = |name| {
-            let value: Option<&HeaderValue> = parts.headers.get(name);
-            value.and_then(|value| value.to_str().ok()).unwrap_or("").to_owned()
+        // Said in several lines, it is one list.
+        let text = |name: HeaderName| {
+            let lines = parts.headers.get_all(name).iter().filter_map(|value| value.to_str().ok());
+            lines.collect::<Vec<_>>().join(",")
+        };
+        // Where TLS ends before it comes to us. Whoever claims that falsely misleads nobody else.
+        let scheme = match text(FORWARDED_PROTO).as_str() {
+            "https" => "https",
+            _ => scheme,
         };
         let host = match parts.headers.get(header::HOST).and_then(|host| host.to_str().ok()) {
             Some(host) => host,

@@ -75,8 +75,9 @@ impl Operation {
 }
 
 impl Route {
-    /// The route of a path, with the names in it.
+    /// The route of a path, with the names in it. One newline at its end is none of them, as for upstream's router.
     pub(super) fn find(path: &str) -> Option<(Self, Vec<String>)> {
+        let path = path.strip_suffix('\n').unwrap_or(path);
         if path.is_empty() || path == "/" {
             return Some((Self::Root, Vec::new()));
         }

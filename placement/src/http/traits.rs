@@ -65,7 +65,10 @@ pub(super) async fn list(call: &Call<'_>) -> ApiResult<Reply> {
     let wanted = |state: &State, own: &str| {
         let named = match name {
             Some(("in", list)) => list.split(',').any(|name| name == own),
-            Some(("startswith", prefix)) => own.starts_with(prefix),
+            // In any case, as most databases look for it.
+            Some(("startswith", prefix)) => {
+                own.get(..prefix.len()).is_some_and(|begin| begin.eq_ignore_ascii_case(prefix))
+            }
             _ => true,
         };
         named && associated.is_none_or(|wanted| wanted != state.with_trait(own).is_empty())
