@@ -227,6 +227,15 @@ impl<'a> Volumes<'a> {
     pub fn check(&self) -> Result<(), Refused> {
         for (number, wish) in self.volumes.iter().enumerate() {
             let Some(record) = self.there(number) else { continue };
+            if record.spec.is_snapshot() {
+                let name = &wish.name;
+                return Err(Refused::Volume(
+                    number,
+                    format!(
+                        "`{name}` is a snapshot, which stays as it was made: nothing was changed; call the volume otherwise, with `image: volume:{name}` where it is to be a copy of it"
+                    ),
+                ));
+            }
             if !Standing::is_of(record, self.stack) {
                 let (name, volume, of) = (&wish.name, record.instance, self.stack);
                 return Err(Refused::Volume(
@@ -420,11 +429,12 @@ impl<'a> Volumes<'a> {
         steps
     }
 
-    /// The volumes of the stack that the file does not name.
+    /// The volumes of the stack that the file does not name. Snapshots are none: who made them keeps them for when volumes are lost.
     fn surplus(&self) -> impl Iterator<Item = &'a Instance> {
         let names: BTreeSet<String> = self.volumes.iter().map(|wish| fold(&wish.name)).collect();
         let records = self.stored.iter().map(|standing| &standing.record);
-        let of_stack = records.filter(|record| Standing::is_of(record, self.stack));
+        let of_stack =
+            records.filter(|record| Standing::is_of(record, self.stack) && !record.spec.is_snapshot());
         of_stack.filter(move |record| {
             record.assigned.is_some() && !record.name.as_ref().is_some_and(|name| names.contains(&fold(name)))
         })

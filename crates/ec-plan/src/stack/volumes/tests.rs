@@ -242,6 +242,22 @@ fn one_that_goes_by_prune_leaves_its_volume_to_the_next() {
 }
 
 #[test]
+fn a_snapshot_that_bears_the_stacks_label_is_none_of_its_volumes_and_stays() {
+    let mut case = Case {
+        instances: Vec::new(),
+        volumes: Vec::new(),
+        there: Vec::new(),
+        stored: ["one", "several", "data"].map(|name| stored(7, name, Some("shop"), 0)).to_vec(),
+        shared: BTreeMap::new(),
+    };
+    case.stored[0].record.spec.snapshot = true;
+    // Before there was a word for it.
+    case.stored[1].record.spec.image = ImageRef::at(format!("instance:{}+{}", id(1), id(8)));
+    assert_eq!(case.steps(true, true), ["delete data"]);
+    assert_eq!(case.steps(true, false), ["keep data"]);
+}
+
+#[test]
 fn what_goes_ends_after_what_may_be_a_copy_of_it_and_before_what_boots_from_its_volume() {
     let mut case = Case {
         instances: vec![instance("new")],
@@ -299,6 +315,15 @@ fn what_cannot_be_is_refused_before_anything_is_done() {
         let refused = case(volume("data", None), Vec::new(), vec![stored(7, "DATA", stack, 0)]).of().check();
         let hint = format!("set {} --label stack=shop", id(7));
         assert!(matches!(&refused, Err(Refused::Volume(0, why)) if why.contains(&hint)), "{refused:?}");
+    }
+    for stack in [None, Some("shop")] {
+        let mut snapshot = stored(7, "DATA", stack, 0);
+        snapshot.record.spec.snapshot = true;
+        let refused = case(volume("data", None), Vec::new(), vec![snapshot]).of().check();
+        assert!(
+            matches!(&refused, Err(Refused::Volume(0, why)) if why.contains("is a snapshot")),
+            "{refused:?}"
+        );
     }
     // Both are there, on two nodes; and one of them is not, and can only be made on another.
     let apart = vec![stored(7, "data", Some("shop"), 0), stored(8, "logs", Some("shop"), 1)];
