@@ -337,7 +337,7 @@ fn of_room(has: &str, wish: &Wished) -> Option<Other> {
         return None;
     }
     if let (Ok(is), Ok(wanted)) = (ResourceQuery::parse(has), ResourceQuery::parse(&wish.query)) {
-        let but_disk = |query: &ResourceQuery| query.without(DISK).map(|left| left.pairs().to_vec()).ok();
+        let but_disk = |query: &ResourceQuery| query.without(DISK).map(|left| demands(&left)).ok();
         let (size, least) = (sizes::of_disk(&is.total()), sizes::of_disk(&wanted.total()));
         if but_disk(&is) == but_disk(&wanted) && size >= least {
             let why = format!("its disk has {size} GB, where the file says {least}, and never shrinks");
@@ -351,6 +351,21 @@ fn of_room(has: &str, wish: &Wished) -> Option<Other> {
         wish.query
     );
     Some(Other { needs_somebody: true, why })
+}
+
+/// What a query demands, in one order: in which it is written says nothing.
+fn demands(query: &ResourceQuery) -> Vec<(String, String)> {
+    let pairs = query.pairs().iter().map(|(key, value)| {
+        let mut amounts: Vec<&str> = value.split(',').collect();
+        // Of other lists the first word may say how they are read.
+        if key.starts_with("resources") {
+            amounts.sort_unstable();
+        }
+        (key.clone(), amounts.join(","))
+    });
+    let mut demands: Vec<_> = pairs.collect();
+    demands.sort_unstable();
+    demands
 }
 
 /// The changes that make `wished` of `there`.
@@ -639,6 +654,26 @@ mod tests {
         assert!(told(grown, more).starts_with("! its room"), "of all else");
         assert!(told(&format!("{grown}&required=A"), small).starts_with("! its room"), "a demand");
         assert!(told("resources=DISK_GB:9", "resources=DISK_GB:5").starts_with("= its disk"));
+    }
+
+    #[test]
+    fn the_same_room_in_another_order_is_the_same() {
+        let told = |has: &str, wanted: &str| {
+            let (mut there, mut wished) = (standing(1, "web", Some("shop")), wish("web"));
+            (there.record.spec.query, wished.query) = (has.to_owned(), wanted.to_owned());
+            one(&wished, &there).into_iter().map(|(sign, _)| sign).collect::<String>()
+        };
+        let has = "resources=VCPU:1,MEMORY_MB:256,DISK_GB:1&required=A&resources1=X:1,Y:2";
+        let same = "resources1=Y:2,X:1&required=A&resources=DISK_GB:1,MEMORY_MB:256,VCPU:1";
+        assert_eq!(told(has, same), "");
+        assert_eq!(
+            told("resources=VCPU:1,MEMORY_MB:2", "resources=MEMORY_MB:2,VCPU:1"),
+            "",
+            "without a disk"
+        );
+        assert_eq!(told(has, &same.replace("X:1", "X:2")), "!");
+        assert_eq!(told(has, &same.replace("DISK_GB:1", "DISK_GB:2")), "!");
+        assert_eq!(told(has, &same.replace("required=A", "required=B")), "!");
     }
 
     #[test]
