@@ -7,7 +7,7 @@ mod published;
 mod send;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, HashSet},
     path::{Path, PathBuf},
     time::Duration,
 };
@@ -238,9 +238,15 @@ pub(crate) async fn image(session: &Session, command: ImageCommand, output: Outp
 async fn delete(session: &Session, images: &[String], output: Output) -> Result<(), Failure> {
     let of_failed = |word: &str, _, why: &str| Deleted::failed(&session.cloud, word, why);
     let mut told = Told::new(output, images.len() == 1, &of_failed);
-    for (place, text) in images.iter().enumerate() {
-        // Once it is gone its name would mean another's, or nobody.
-        if images[..place].contains(text) {
+    // Before any is deleted: once it is gone its name would mean another's, or nobody.
+    let (mut said, mut named) = (HashSet::new(), HashSet::new());
+    let mut each = Vec::new();
+    for text in images.iter().filter(|text| said.insert(*text)) {
+        each.push((text, ec_cloud::image(&session.cloud, text).await));
+    }
+    for (text, meant) in each {
+        // Named twice it is deleted once, whichever way.
+        if meant.is_ok_and(|image| !named.insert(image.id)) {
             continue;
         }
         let remove = async |image: &Image| remove(session, image).await;
@@ -520,6 +526,20 @@ mod tests {
             virtual_size: 512,
         };
         added.await.unwrap().finish(&session.cloud, facts).await.unwrap()
+    }
+
+    #[tokio::test]
+    async fn one_that_is_named_in_two_ways_is_deleted_once() {
+        let session = Session::in_memory().await;
+        let at = || Bytes::At(ImageRef::at("http://127.0.0.1:1/a"));
+        let (whole, nothing) = (async |_: &Image| Ok(true), async |_: &Image| Ok(()));
+        let new = NewImage { name: "web".to_owned(), ..NewImage::default() };
+        let added = ec_cloud::add_image(&session.cloud, &new, at(), async || None, whole, nothing);
+        let id = added.await.unwrap().image().id.to_string();
+        let words = [id.clone(), "web".to_owned(), "WEB".to_owned()];
+        delete(&session, &words, Output::Table).await.unwrap();
+        assert!(ec_cloud::image(&session.cloud, &id).await.is_err());
+        delete(&session, &words, Output::Table).await.unwrap_err();
     }
 
     #[tokio::test]

@@ -1,5 +1,5 @@
-//! One command to several: each is asked, one after the other; then all that was asked for is waited for, at the same time. Each is
-//! answered for by itself.
+//! One command to several: it is found out whom each word means; then each is asked, one after the other; then all that was asked
+//! for is waited for, at the same time. Each is answered for by itself.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -117,6 +117,32 @@ fn end_as(ended: &mut Option<Failure>, code: u8) {
     }
 }
 
+/// What comes of a question about what a word means, unless somebody does not want to know any more, or so many before it were not
+/// answered: `in_vain`, which is counted on.
+async fn answer<T>(
+    word: &str,
+    patience: &Patience,
+    in_vain: &mut usize,
+    question: impl Future<Output = Result<T, Failure>>,
+) -> Result<T, Failure> {
+    if patience.stop.is_cancelled() {
+        let message = format!("interrupted: nothing was asked of {word}");
+        return Err(Failure { code: INTERRUPTED, message });
+    }
+    if *in_vain == IN_VAIN {
+        let message = format!("nothing was asked of {word}: nobody answered for those before");
+        return Err(Failure { code: UNREACHABLE, message });
+    }
+    let since = Instant::now();
+    let answer = question.await;
+    match &answer {
+        Ok(_) => *in_vain = 0,
+        Err(failure) if failure.code == UNREACHABLE && since.elapsed() >= AWAY => *in_vain += 1,
+        Err(_) => {}
+    }
+    answer
+}
+
 /// Asks each that a word means, and then waits for all for which there is something to wait for. One that fails does not keep the
 /// others from being done, nor does one that takes long; but where nobody answers for several in a row, no other is asked.
 pub(crate) async fn each<T: Serialize, W>(
@@ -127,45 +153,36 @@ pub(crate) async fn each<T: Serialize, W>(
     ask: impl AsyncFn(InstanceId, &str) -> Result<Asked<T, W>, Failure>,
     wait: impl AsyncFn(InstanceId, W, &Shown) -> Result<One<T>, Failure>,
 ) -> Result<(), Failure> {
-    // Named twice it is asked once, whichever way: once it is gone its name would mean nobody.
-    let (mut said, mut asked) = (HashSet::new(), HashSet::new());
-    let mut later = Vec::new();
+    // Before any is asked: once one is gone its name would mean nobody, or be the beginning of another's uuid.
+    let (mut said, mut named) = (HashSet::new(), HashSet::new());
+    let mut each = Vec::new();
     let mut in_vain = 0;
     for word in words.iter().filter(|word| said.insert(*word)) {
-        let mut which = None;
-        let since = Instant::now();
-        let outcome = async {
-            if patience.stop.is_cancelled() {
-                let message = format!("interrupted: nothing was asked of {word}");
-                return Err(Failure { code: INTERRUPTED, message });
-            }
-            if in_vain == IN_VAIN {
-                let message = format!("nothing was asked of {word}: nobody answered for those before");
-                return Err(Failure { code: UNREACHABLE, message });
-            }
-            let instance = meant(word).await?;
-            which = Some(instance);
-            if !asked.insert(instance) {
-                return Ok(None);
-            }
-            Ok(Some((instance, ask(instance, word).await?)))
-        };
-        // What is known is told at once, where nothing is to be told before.
-        match outcome.await {
-            Ok(None) => {}
-            Ok(Some((instance, asked))) => {
-                in_vain = 0;
-                match asked {
-                    Asked::Done(one) if later.is_empty() => told.tell(one),
-                    asked => later.push(Ok((word, instance, asked))),
+        match answer(word, patience, &mut in_vain, Box::pin(meant(word))).await {
+            // Named twice it is asked once, whichever way.
+            Ok(instance) if !named.insert(instance) => {}
+            Ok(instance) => each.push(Ok((word, instance))),
+            Err(failure) => each.push(Err(failed(told.of_failed, word, None, &failure))),
+        }
+    }
+    let mut later = Vec::new();
+    // Who answered for one may answer for it again.
+    in_vain = 0;
+    for one in each {
+        let outcome = match one {
+            Ok((word, instance)) => {
+                match answer(word, patience, &mut in_vain, Box::pin(ask(instance, word))).await {
+                    Ok(asked) => Ok((word, instance, asked)),
+                    Err(failure) => Err(failed(told.of_failed, word, Some(instance), &failure)),
                 }
             }
-            Err(failure) => {
-                let is_away = failure.code == UNREACHABLE && since.elapsed() >= AWAY;
-                in_vain = if is_away { in_vain + 1 } else { in_vain };
-                let failed = failed(told.of_failed, word, which, &failure);
-                if later.is_empty() { told.keep(failed) } else { later.push(Err(failed)) }
-            }
+            Err(failed) => Err(failed),
+        };
+        // What is known is told at once, where nothing is to be told before.
+        match outcome {
+            Ok((_, _, Asked::Done(one))) if later.is_empty() => told.tell(one),
+            Err(failed) if later.is_empty() => told.keep(failed),
+            outcome => later.push(outcome),
         }
     }
     let (all, of_failed) = (Progress::of(later.len()), told.of_failed);
@@ -211,11 +228,11 @@ mod tests {
         let names: Vec<String> = words.iter().map(|(word, ..)| (*word).to_owned()).collect();
         let asked = RefCell::new(Vec::new());
         let meant = async |word: &str| {
-            asked.borrow_mut().push(word.to_owned());
             let number = words.iter().position(|(is, ..)| *is == word).unwrap();
             Ok(InstanceId::new(uuid::Uuid::from_u128(number as u128 + 1)))
         };
         let ask = async |_: InstanceId, word: &str| {
+            asked.borrow_mut().push(word.to_owned());
             let (_, code, seconds) = words.iter().find(|(is, ..)| *is == word).unwrap();
             tokio::time::sleep(Duration::from_secs(*seconds)).await;
             let one = || One { fields: word.to_owned(), line: String::new(), name: String::new() };
@@ -241,5 +258,50 @@ mod tests {
         ] {
             assert_eq!(asked_of(&between).await.0.len(), 4, "{between:?}");
         }
+    }
+
+    /// Asks each of these, of which what they mean is found out so; tells who was asked, and how all ended.
+    async fn asked_of_meant(
+        words: &[&str],
+        meant: impl AsyncFn(&str) -> Result<InstanceId, Failure>,
+        asked: &RefCell<Vec<String>>,
+    ) -> Option<u8> {
+        let of_failed = |word: &str, _: Option<InstanceId>, _: &str| word.to_owned();
+        let told = Told::new(Output::Name, false, &of_failed);
+        let patience = Patience::until(Waiting { wait: false, timeout: 1 }, CancellationToken::new());
+        let ask = async |_: InstanceId, word: &str| {
+            asked.borrow_mut().push(word.to_owned());
+            Ok(Asked::Done(One { fields: word.to_owned(), line: String::new(), name: String::new() }))
+        };
+        let wait = async |_: InstanceId, (): (), _: &Shown| unreachable!("nothing is waited for");
+        let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        each(told, &words, &patience, meant, ask, wait).await.err().map(|failure| failure.code)
+    }
+
+    #[tokio::test]
+    async fn one_that_is_named_in_two_ways_is_asked_once_though_its_name_means_nobody_by_then() {
+        let asked = RefCell::new(Vec::new());
+        let meant = async |word: &str| match asked.borrow().is_empty() {
+            true => Ok(InstanceId::new(uuid::Uuid::from_u128(u128::from(word == "other")))),
+            false => Err(Failure::failed("it is gone")),
+        };
+        let ended = asked_of_meant(&["uuid", "web", "WEB", "other"], meant, &asked).await;
+        assert_eq!((ended, asked.into_inner()), (None, vec!["uuid".to_owned(), "other".to_owned()]));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn where_nobody_says_what_two_in_a_row_mean_no_other_is_looked_for_and_who_was_found_is_asked() {
+        let (asked, looked) = (RefCell::new(Vec::new()), RefCell::new(0));
+        let meant = async |word: &str| {
+            *looked.borrow_mut() += 1;
+            if word == "a" {
+                return Ok(InstanceId::new(uuid::Uuid::from_u128(1)));
+            }
+            tokio::time::sleep(Duration::from_secs(5)).await;
+            Err(Failure { code: UNREACHABLE, message: "away".to_owned() })
+        };
+        let ended = asked_of_meant(&["a", "b", "c", "d"], meant, &asked).await;
+        let found = (ended, asked.into_inner(), looked.into_inner());
+        assert_eq!(found, (Some(UNREACHABLE), vec!["a".to_owned()], 3));
     }
 }
