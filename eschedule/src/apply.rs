@@ -190,21 +190,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         ));
         return Err(source.wrong(&Place::of(&["instances", stack.entry_of(name)]), failure));
     }
-    for step in &steps {
-        let Difference::Run(number) = step else { continue };
-        let Entry { query, guest, .. } = &entries[*number];
-        // Only for who made a mistake: it is looked for among all of them.
-        let entry = || Place::of(&["instances", stack.entry_of(&wished[*number].name)]);
-        // Before anything is made, and once more when it is its turn.
-        let ask = Ask::new(query)?;
-        let ask = match of_volumes.node_for(*number) {
-            Some(node) => ask.on(node).map_err(|error| source.wrong(&entry(), error.into()))?,
-            None => ask,
-        };
-        if let Err(error) = ask.beside(cloud, &guest.image).await {
-            return Err(source.wrong(&entry().key("image"), session.failed(error)));
-        }
-    }
+    check_new(session, (&stack, &source), &steps, &of_volumes, &entries).await?;
     if apply.diff {
         print(output, &applied)?;
         return if applied.iter().all(|one| one.what == "keep") {
@@ -317,6 +303,43 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         }
         None => Ok(()),
     }
+}
+
+/// That what is new can be asked for, as far as that is known before anything is made; when it is its turn it is seen once more.
+async fn check_new(
+    session: &Session,
+    (stack, source): (&Stack, &Source),
+    steps: &[Difference],
+    of: &Volumes<'_>,
+    entries: &[Entry],
+) -> Result<(), Failure> {
+    let cloud = &session.cloud;
+    let (mut looked, mut is_answered) = (BTreeSet::new(), true);
+    for step in steps {
+        let Difference::Run(number) = step else { continue };
+        let Entry { query, guest, says_room, .. } = &entries[*number];
+        // Only for who made a mistake: it is looked for among all of them.
+        let entry = || Place::of(&["instances", stack.entry_of(&of.instances[*number].name)]);
+        let ask = Ask::new(query)?;
+        if is_answered && looked.insert(query.text()) {
+            match ec_cloud::preview(cloud, &ask).await {
+                // Which classes and traits there are only placement knows.
+                Err(error @ CloudError::Invalid(_)) => {
+                    return Err(source.wrong(&entry().key(says_room), session.failed(error)));
+                }
+                // Where nobody answers each is told so when it is its turn.
+                outcome => is_answered = outcome.is_ok(),
+            }
+        }
+        let ask = match of.node_for(*number) {
+            Some(node) => ask.on(node).map_err(|error| source.wrong(&entry(), error.into()))?,
+            None => ask,
+        };
+        if let Err(error) = ask.beside(cloud, &guest.image).await {
+            return Err(source.wrong(&entry().key("image"), session.failed(error)));
+        }
+    }
+    Ok(())
 }
 
 /// The groups of the file that there are not. One that there is, with another policy, is an error.

@@ -277,6 +277,7 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
     let key = control.directory().join("me.pub");
     fs::write(&key, "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGPPDZ0RoaDTsdTuMBMHFLPz5VvQGVcTQWqXkTfpZzYJ me\n")?;
     control.done(&["keypair", "add", "me", &key.display().to_string()])?;
+    control.done(&["flavor", "create", "strange", &format!("{TINY}&required=CUSTOM_NO")])?;
     let entry = format!("{{query: \"{TINY}\"}}");
     for (text, code, wanted) in [
         (
@@ -328,6 +329,19 @@ async fn mistakes_are_told_in_a_line_and_change_nothing() -> Result<()> {
             format!("stack: s\ninstances:\n  new:\n    user_data: none\n    query: \"{TINY}\"\n"),
             2,
             "shop.yaml:4:16: instances.new.user_data: the file ",
+        ),
+        // What only placement knows.
+        (
+            format!(
+                "stack: s\ngroups: {{g: {{policy: affinity}}}}\ninstances:\n  a: {entry}\n  b: {{query: \"{TINY},CUSTOM_NO:1\"}}\n"
+            ),
+            2,
+            "shop.yaml:5:14: instances.b.query: placement refuses the query",
+        ),
+        (
+            format!("stack: s\ninstances:\n  a: {entry}\n  b: {{flavor: strange}}\n"),
+            2,
+            "shop.yaml:4:15: instances.b.flavor: placement refuses the query",
         ),
     ] {
         refused(&control, &text, code, wanted)?;

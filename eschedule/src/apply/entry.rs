@@ -21,6 +21,8 @@ pub(super) struct Entry {
     pub(super) query: ResourceQuery,
     pub(super) guest: Guest,
     pub(super) place: run::Place,
+    /// The key that says what room it takes.
+    pub(super) says_room: &'static str,
     /// What it keeps, since the file's words for that stand for nothing that it could have.
     pub(super) kept: Vec<Difference>,
 }
@@ -37,7 +39,8 @@ pub(super) async fn entry(
     says: &InstanceEntry,
     queries: &mut BTreeMap<String, String>,
 ) -> Result<Entry, Failure> {
-    let room = place.clone().key(if says.flavor.is_some() { "flavor" } else { "query" });
+    let says_room = if says.flavor.is_some() { "flavor" } else { "query" };
+    let room = place.clone().key(says_room);
     let query = room_of(session, says, has, queries).await.map_err(|failure| source.wrong(&room, failure))?;
     if says.boot.is_some() && query.total().contains_key(DISK) {
         let why = "an instance that boots from a volume has no disk of its own: leave DISK_GB out";
@@ -65,7 +68,7 @@ pub(super) async fn entry(
     let (guest, kept) =
         read.map_err(|Mistake { part, failure }| source.wrong(&part_at(place, part), failure))?;
     let place = run::Place::within(says.group.as_ref().map(|group| group.0.clone()));
-    Ok(Entry { query, guest, place, kept })
+    Ok(Entry { query, guest, place, says_room, kept })
 }
 
 /// The guest that the file says; what one that is there keeps in the place of that, each once.

@@ -187,6 +187,8 @@ mod tests {
             (volume("size: 1"), true),
             (volume("size: 0"), false),
             (volume("size: "), false),
+            (volume("size: 2147483647"), true),
+            (volume("size: 2147483648"), false),
             (volume("image: i"), false),
             (volume("image: 'volume:a'"), true),
             (volume("image: 'instance:a', size: 5, count: 3"), true),

@@ -76,6 +76,9 @@ fn is_copy(image: &str) -> bool {
     image.starts_with(OF_VOLUME) || image.starts_with(OF_INSTANCE)
 }
 
+/// So much of a class placement counts: its tables have 32 bits with a sign.
+const GIGABYTES_MAX: u64 = i32::MAX as u64;
+
 /// How large, in GiB.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Gigabytes(pub(crate) u64);
@@ -93,6 +96,9 @@ impl Visitor<'_> for FromOne {
     fn visit_u64<E: Error>(self, size: u64) -> Result<Gigabytes, E> {
         match size {
             0 => Err(E::custom("0 GB are too few: a volume has at least 1")),
+            size if size > GIGABYTES_MAX => {
+                Err(E::custom(format!("{size} GB are too many: a volume has {GIGABYTES_MAX} at most")))
+            }
             size => Ok(Gigabytes(size)),
         }
     }
@@ -110,7 +116,7 @@ impl JsonSchema for Gigabytes {
     }
 
     fn json_schema(_: &mut SchemaGenerator) -> Schema {
-        json_schema!({"type": "integer", "minimum": 1})
+        json_schema!({"type": "integer", "minimum": 1, "maximum": GIGABYTES_MAX})
     }
 }
 
