@@ -39,7 +39,7 @@ use crate::{
     config::Session,
     run::{self, asked, reason},
     shown::Shown,
-    stack::{Place, Source, Stack},
+    stack::{HostName, Place, Source, Stack},
 };
 
 pub(crate) const EXAMPLES: &str = "\
@@ -363,7 +363,8 @@ fn missing_groups(
             }
         }
     }
-    for (_, entry, says) in stack.named() {
+    // Also one that makes none for now.
+    for (HostName(entry), says) in &stack.instances {
         let Some(group) = &says.group else { continue };
         let is_it = |name: &str| name.eq_ignore_ascii_case(&group.0);
         if !stack.groups.keys().any(|name| is_it(&name.0))
@@ -381,7 +382,7 @@ fn missing_groups(
 
 /// The groups that were made for the stack, and which nothing in the file names.
 fn surplus_groups<'a>(stack: &Stack, there: &'a [GroupView]) -> impl Iterator<Item = &'a GroupView> {
-    let of_instances = stack.named().filter_map(|(_, _, says)| says.group.as_ref());
+    let of_instances = stack.instances.values().filter_map(|says| says.group.as_ref());
     let named: BTreeSet<String> =
         stack.groups.keys().chain(of_instances).map(|name| name.0.to_ascii_lowercase()).collect();
     let name = stack.stack.0.clone();
@@ -829,5 +830,24 @@ mod tests {
             assert_eq!(told(&step, &none).name, instance.to_string(), "{step:?}");
         }
         assert_eq!(told(&Difference::Destroy(instance, "web".to_owned()), &none).name, "web");
+    }
+
+    #[tokio::test]
+    async fn an_entry_of_no_instances_for_now_names_its_group() {
+        let (session, directory) = (Session::in_memory().await, tempfile::tempdir().unwrap());
+        let file = directory.path().join("shop.yaml");
+        let text = "stack: shop\ninstances:\n  web: {count: 0, flavor: small, group: Front}\n";
+        std::fs::write(&file, text).unwrap();
+        let (stack, source) = Stack::read(&file).unwrap();
+        let missing = missing_groups(&stack, &source, &[]).unwrap_err().message;
+        assert!(missing.contains(":3:") && missing.contains("there is no group `Front`"), "{missing}");
+        for name in ["front", "other"] {
+            ec_cloud::create_group(&session.cloud, name, Policy::Affinity, Some("shop")).await.unwrap();
+        }
+        let there = ec_cloud::groups(&session.cloud).await.unwrap();
+        assert_eq!(missing_groups(&stack, &source, &there).unwrap(), []);
+        let surplus: Vec<&str> =
+            surplus_groups(&stack, &there).map(|view| view.group.name.as_str()).collect();
+        assert_eq!(surplus, ["other"]);
     }
 }

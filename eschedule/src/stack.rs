@@ -38,9 +38,10 @@ use once::{Once, once_each};
 pub(crate) use place::{Place, Source};
 pub(crate) use schema::schema;
 use schema::without_nulls;
+pub(crate) use texts::HostName;
 use texts::{
-    AnyText, CATALOG_NAME, CatalogName, Digest, HOST_NAME, HostName, LABEL_KEY, LabelKey, METADATA_KEY,
-    MetadataKey, Query, Word, keys,
+    AnyText, CATALOG_NAME, CatalogName, Digest, HOST_NAME, LABEL_KEY, LabelKey, METADATA_KEY, MetadataKey,
+    Query, Word, keys,
 };
 pub(crate) use volumes::{NamedVolume, VolumeEntry};
 
