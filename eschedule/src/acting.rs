@@ -10,8 +10,8 @@ use ec_cloud::{
     resolve, resolve_name, select, until_active, until_done, until_gone,
 };
 use ec_model::{
-    Attachment, Extent, InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload,
-    input::LabelSelector,
+    Attachment, Extent, Instance, InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload,
+    decode, input::LabelSelector,
 };
 use ec_runtime::{
     exit::{Failure, INTERRUPTED, tell},
@@ -277,7 +277,20 @@ fn one(cloud: &Cloud, done: Done, name: String) -> One<Done> {
     One { fields: Done { request_id: cloud.request_id, ..done }, line, name }
 }
 
-/// The instance that a word means.
+/// The instance that a word means, where it means one: a uuid may be all that somebody has of a volume, of which much else is asked.
+pub(crate) async fn no_volume(cloud: &Cloud, text: &str) -> Result<InstanceId, CloudError> {
+    let instance = resolve(cloud, text).await?;
+    let pair = cloud.store.get(&cloud.keys.instance(instance)).await?.0;
+    // Of one without a record, or whose record cannot be read, others tell.
+    match pair.and_then(|pair| decode::<Instance>(&pair.value).ok()) {
+        Some(record) if !record.kind.is_machine() => Err(CloudError::Refused(format!(
+            "{text} is a volume: `eschedule volume show {text}` tells how it stands"
+        ))),
+        _ => Ok(instance),
+    }
+}
+
+/// The instance that a word means, where a mistake may cost a disk.
 async fn meant(cloud: &Cloud, text: &str, certain: bool) -> Result<InstanceId, CloudError> {
     let instance = resolve(cloud, text).await?;
     // A name that is borne by nobody any more may well be the beginning of another's uuid.

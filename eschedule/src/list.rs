@@ -6,6 +6,7 @@ use ec_model::{State, Workload, input::LabelSelector};
 use ec_runtime::exit::{Failure, tell};
 
 use crate::{
+    acting::no_volume,
     cli::Output,
     config::Session,
     output::{self, Names},
@@ -155,7 +156,7 @@ pub(crate) async fn list(session: &Session, listing: Listing, output: Output) ->
     let cloud = &session.cloud;
     let filter = listing.which.filter(cloud).await?;
     let after = match &listing.after {
-        Some(text) => Some(resolve(cloud, text).await?),
+        Some(text) => Some(no_volume(cloud, text).await?),
         None => None,
     };
     let limit = listing.limit.map(|limit| limit as usize);

@@ -5,7 +5,7 @@ use std::{net::IpAddr, time::Duration};
 use clap::{Args, ValueEnum};
 use ec_cloud::{
     Acted, Ask, Cloud, CloudError, Guest, Joining, Naming, NoRoom, Reasons, Scheduled, Strategy, View,
-    Wanted, find_placed, name_is_free, node_named, resolve, resolve_volume, until_active,
+    Wanted, find_placed, name_is_free, node_named, resolve_volume, until_active,
 };
 use ec_model::{InstanceId, NodeId, RequestId, ResourceQuery, State, Status, Workload};
 use ec_runtime::{
@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    acting::{Patience, as_listed, own_name_of},
+    acting::{Patience, as_listed, no_volume, own_name_of},
     cli::{Given, Output, Waiting},
     config::Session,
     explain,
@@ -409,7 +409,7 @@ pub(crate) async fn address(
     waiting: Waiting,
     output: Output,
 ) -> Result<(), Failure> {
-    let instance = resolve(&session.cloud, instance).await.map_err(|error| match error {
+    let instance = no_volume(&session.cloud, instance).await.map_err(|error| match error {
         CloudError::NotFound(_) => CloudError::NotFound(format!(
             "no instance of project `{}` is named `{instance}`, no uuid is or begins so, and it is no resources query; `eschedule list` shows all{hint}",
             session.cloud.project

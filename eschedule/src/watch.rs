@@ -3,12 +3,12 @@
 use std::net::IpAddr;
 
 use clap::{Args, builder::NonEmptyStringValueParser};
-use ec_cloud::{CloudError, Seen, View, Watched, What, resolve};
+use ec_cloud::{CloudError, Seen, View, Watched, What};
 use ec_model::{InstanceId, NodeId, input::LabelSelector};
 use ec_runtime::exit::{Failure, print, tell};
 use serde::Serialize;
 
-use crate::{cli::Output, config::Session, output};
+use crate::{acting::no_volume, cli::Output, config::Session, output};
 
 pub(crate) const EXAMPLES: &str = "\
 Examples:
@@ -78,7 +78,7 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
     let mut watched =
         Watched { labels: watching.label, project: cloud.project.clone(), ..Watched::default() };
     for text in &watching.instances {
-        watched.instances.insert(resolve(cloud, text).await?);
+        watched.instances.insert(no_volume(cloud, text).await?);
     }
     // What cannot be asked at all ends this; later, it is waited for.
     cloud.store.get(&cloud.keys.instances()).await.map_err(CloudError::from)?;
@@ -108,5 +108,27 @@ pub(crate) async fn watch(session: &Session, watching: Watching, output: Output)
     tokio::select! {
         ended = watched => ended,
         gone = output::nobody_reads() => Err(gone),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_volume_is_no_instance_that_could_be_watched() {
+        let (session, uuid) = (Session::in_memory().await, uuid::Uuid::from_u128(7));
+        let record = format!(
+            r#"{{"version":1,"instance":"{uuid}","kind":"volume","name":"data","generation":1,
+            "spec":{{"query":"resources=DISK_GB:1","image":{{"url":""}}}},
+            "assigned":{{"node":"{uuid}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        session.put(ec_model::decode(record.as_bytes()).unwrap()).await;
+        let watching = Watching { instances: vec![uuid.to_string()], label: Vec::new() };
+        let watched = watch(&session, watching, Output::Table);
+        let refused = tokio::time::timeout(Duration::from_secs(10), watched).await.unwrap().unwrap_err();
+        assert!(refused.message.contains("is a volume: `eschedule volume show"), "{}", refused.message);
     }
 }

@@ -106,6 +106,8 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
         (&["rescue", "web", "--image", "volume:data"], 1, "name one with `--image`"),
         // Its uuid may be all that somebody has of a volume.
         (&["explain", &data.to_string()], 1, "`eschedule volume show"),
+        (&[&data.to_string()], 1, "`eschedule volume show"),
+        (&["list", "--after", &data.to_string()], 1, "`eschedule volume show"),
         (&["set", &data.to_string(), "--meta", "a=b"], 1, "it is a volume"),
         (&["snapshot", "create", &data.to_string(), "x"], 1, "`eschedule volume snapshot`"),
         (&[TINY, "volume:data"], 2, "which has 5"),
