@@ -1,7 +1,8 @@
 //! What is done to instances that are there.
 
 use std::{
-    collections::HashSet,
+    cell::RefCell,
+    collections::{HashMap, HashSet},
     time::{Duration, Instant},
 };
 
@@ -244,11 +245,14 @@ async fn each<W>(
         Output::Name => output::called(own_name_of(cloud, instance).await.as_ref(), instance),
         _ => String::new(),
     };
+    // Of one that is not done in time it is known, too.
+    let places = RefCell::new(HashMap::new());
     let ask = async |instance, word: &str| {
         let selectors = if named.contains(word) { &[][..] } else { &instances.label };
         // What is destroyed has no name afterwards, and who looks for one then looks through all keys.
         let before = if changes == Changes::Name { None } else { Some(called(instance).await) };
         let (done, awaited) = ask(instance, selectors).await?;
+        places.borrow_mut().insert(instance, (done.node, done.node_alive));
         let name = match before {
             Some(name) => name,
             None => called(instance).await,
@@ -265,8 +269,11 @@ async fn each<W>(
         Ok(one(cloud, wait(done, awaited, shown).await?, name))
     };
     let request_id = cloud.request_id;
-    let of_failed =
-        |word: &str, instance, why: &str| Done { request_id, ..Done::failed(word, instance, why) };
+    let of_failed = |word: &str, instance: Option<InstanceId>, why: &str| {
+        let place = instance.and_then(|instance| places.borrow().get(&instance).copied());
+        let (node, node_alive) = place.unwrap_or_default();
+        Done { node, node_alive, request_id, ..Done::failed(word, instance, why) }
+    };
     let told = Told::new(output, instances.instances.len() == 1, &of_failed);
     several::each(told, &words, patience, meant, ask, wait).await
 }

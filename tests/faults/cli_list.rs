@@ -225,6 +225,9 @@ async fn what_is_set_waits_for_who_acts_by_it_and_is_told_where_nobody_does() ->
     let (node, [web, ..]) = three(&control).await?;
     let waits = control.eschedule(&["set", "web", "--meta", "a=b", "--wait", "--timeout", "1"])?;
     ensure!(waits.status.code() == Some(1) && error(&waits).contains("not done after 1 s"), "{waits:?}");
+    let arguments = ["set", "web", "--meta", "a=b", "--wait", "--timeout", "1", "-o", "json"];
+    let waits: Value = serde_json::from_slice(&control.eschedule(&arguments)?.stdout)?;
+    assert_eq!((&waits["node"], &waits["node_alive"]), (&node.to_string().into(), &true.into()), "{waits}");
     let generation = control.request(node, web).await?.map_or(0, |request| request.generation);
     let key = control.keys.status(node, web);
     let mut status: Value =
