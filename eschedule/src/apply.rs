@@ -38,6 +38,7 @@ use crate::{
     cli::{Output, YEAR},
     config::Session,
     run::{self, asked, reason},
+    several,
     shown::Shown,
     stack::{HostName, Place, Source, Stack},
 };
@@ -255,9 +256,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             making.note_missing(step);
             Failure { message: format!("{}: {}", one.name, failure.message), ..failure }
         };
-        if let Some(before) = failed.replace(failure) {
-            tell(&format!("eschedule: {}", before.message));
-        }
+        several::note(&mut failed, &failure);
         if is_interrupted {
             break;
         }
@@ -285,14 +284,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         && (failed.is_none() || !stop.is_cancelled())
         && let Err(failure) = making.until_all(awaited).await
     {
-        let (ends, told) = match failed.take() {
-            Some(first) if failure.code != INTERRUPTED => (first, Some(failure)),
-            first => (failure, first),
-        };
-        if let Some(told) = told {
-            tell(&format!("eschedule: {}", told.message));
-        }
-        failed = Some(ends);
+        several::note(&mut failed, &failure);
     }
     applied.extend(of_others);
     print(output, &applied)?;

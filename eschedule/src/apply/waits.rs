@@ -2,11 +2,11 @@
 
 use ec_cloud::{Acted, Awaited, Scheduled, Step, View, attach, find_placed, until_done, until_gone};
 use ec_model::{InstanceId, NodeId, Request, State, Status};
-use ec_runtime::exit::{Failure, tell};
+use ec_runtime::exit::Failure;
 use tokio::time::Instant;
 
 use super::{Applied, Making};
-use crate::{acting::tell_later, shown::Shown};
+use crate::{acting::tell_later, several, shown::Shown};
 
 /// What was asked for of one, as far as it is waited for.
 pub(super) enum Asked {
@@ -45,12 +45,9 @@ impl Asked {
     }
 }
 
-/// Notes why one is not so; what failed before it is told.
+/// Tells why one is not so, and notes it as [`several::note`] does.
 pub(super) fn note(failed: &mut Option<Failure>, name: &str, failure: Failure) {
-    let failure = Failure { message: format!("{name}: {}", failure.message), ..failure };
-    if let Some(before) = failed.replace(failure) {
-        tell(&format!("eschedule: {}", before.message));
-    }
+    several::note(failed, &Failure { message: format!("{name}: {}", failure.message), ..failure });
 }
 
 /// What is asked of a volume and has not come to its end: also one that somebody has is told as in use meanwhile.
@@ -227,6 +224,16 @@ mod tests {
         making.until_all(asked).await.unwrap_err();
         assert!(begun.elapsed() >= patience && begun.elapsed() < patience * 2, "{:?}", begun.elapsed());
         assert!(done.iter().all(|one| one.undone), "each was looked at");
+    }
+
+    #[test]
+    fn the_first_that_failed_says_how_all_ends_unless_somebody_interrupted() {
+        let mut failed = None;
+        for (code, ends) in [(3, 3), (1, 3), (130, 130), (1, 130)] {
+            note(&mut failed, "web", Failure { code, message: "it failed".to_owned() });
+            let Some(Failure { code, message }) = &failed else { panic!("it is noted") };
+            assert_eq!((*code, message.as_str()), (ends, ""), "each was told by then");
+        }
     }
 
     #[test]
