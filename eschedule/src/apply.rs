@@ -19,7 +19,7 @@ use std::{
 use clap::Args;
 use ec_cloud::{
     Ask, Change, Cloud, CloudError, Difference, Doomed, GroupView, NoRoom, Placed, Prune, STACK, Scheduled,
-    Verb, View, VolumeStep, Volumes, Wanted, act, destroy_called, differences, find, find_placed,
+    Standing, Verb, View, VolumeStep, Volumes, Wanted, act, destroy_called, differences, find, find_placed,
     resolve_name,
 };
 use ec_model::{Instance, InstanceId, NodeId, Policy, RequestId, Workload, input::LabelSelector};
@@ -177,10 +177,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
     }
     let mut applied: Vec<Applied> = groups.iter().map(|(name, policy)| made(name, *policy)).collect();
     applied.extend(steps.iter().map(|step| told(step, &of_volumes)));
-    let nodes: BTreeMap<_, _> = there.iter().map(|one| (one.record.instance, one.record.node())).collect();
-    for one in &mut applied {
-        one.node = one.instance.and_then(|instance| *nodes.get(&instance)?);
-    }
+    tell_nodes(&mut applied, [&there, &stored]);
     applied.iter().for_each(tell_of);
     if let Some(Difference::Foreign(instance, name)) =
         steps.iter().find(|step| matches!(step, Difference::Foreign(..)))
@@ -294,6 +291,16 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             Err(Failure::failed("what stands behind a `!` is not as the file says, and is left to you"))
         }
         None => Ok(()),
+    }
+}
+
+/// Where each is of which something is told, as far as that is known before.
+fn tell_nodes(applied: &mut [Applied], there: [&[Standing]; 2]) {
+    let records = there.into_iter().flatten().map(|standing| &standing.record);
+    let nodes: BTreeMap<_, _> = records.map(|record| (record.instance, record.node())).collect();
+    for one in applied {
+        // Whose a volume is to be, that comes to where it is.
+        one.node = one.instance.or(one.volume).and_then(|of| *nodes.get(&of)?);
     }
 }
 
@@ -795,13 +802,17 @@ async fn is_of_stack(cloud: &Cloud, kind: Workload, name: &str, stack: &str) -> 
 }
 
 fn print(output: Output, applied: &[Applied]) -> Result<(), Failure> {
+    output.print(applied, || names(applied), String::new)
+}
+
+/// What was done to whom.
+fn names(applied: &[Applied]) -> Vec<String> {
     // One to which several things are done is named once; a volume, an instance and a group may be called the same.
     let mut named = BTreeSet::new();
-    let is_group = |one: &Applied| one.instance.is_none() && one.what != "run";
+    let is_group = |one: &Applied| !one.of_volume && one.instance.is_none() && one.what != "run";
     let done = applied.iter().filter(|one| !one.undone);
     let once = done.filter(|one| named.insert((one.of_volume, is_group(one), &one.name)));
-    let names = || once.map(|one| one.name.clone()).collect();
-    output.print(applied, names, String::new)
+    once.map(|one| one.name.clone()).collect()
 }
 
 #[cfg(test)]
@@ -822,6 +833,36 @@ mod tests {
             assert_eq!(told(&step, &none).name, instance.to_string(), "{step:?}");
         }
         assert_eq!(told(&Difference::Destroy(instance, "web".to_owned()), &none).name, "web");
+    }
+
+    fn record(number: u128, node: u128) -> Standing {
+        let [instance, node] = [number, node].map(uuid::Uuid::from_u128);
+        let text = format!(
+            r#"{{"version":1,"instance":"{instance}","name":"web","generation":1,
+            "spec":{{"query":"resources=VCPU:1","image":{{"url":""}}}},
+            "assigned":{{"node":"{node}","epoch":1}},"created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        Standing::of_record(ec_model::decode(text.as_bytes()).unwrap())
+    }
+
+    #[test]
+    fn of_a_volume_it_is_told_where_it_is_and_who_has_it_and_it_is_named_once() {
+        let shared = BTreeMap::new();
+        let none = Volumes::new("shop", (&[], &[]), (&[], &[]), &shared);
+        let [volume, from] = [1, 2].map(|number| InstanceId::new(uuid::Uuid::from_u128(number)));
+        let name = || "web".to_owned();
+        let steps = [
+            VolumeStep::Extend { volume, name: name(), from: 1, to: 2 },
+            VolumeStep::Detach { volume, name: name(), from, called: name() },
+            VolumeStep::Delete(volume, name()),
+        ];
+        let mut applied: Vec<Applied> =
+            steps.into_iter().map(|step| told(&Difference::Volume(step), &none)).collect();
+        assert_eq!(applied[1].instance, Some(from));
+        tell_nodes(&mut applied, [&[record(2, 7)], &[record(1, 7)]]);
+        let node = NodeId::new(uuid::Uuid::from_u128(7));
+        assert!(applied.iter().all(|one| one.node == Some(node)));
+        assert_eq!(names(&applied), ["web"]);
     }
 
     #[tokio::test]

@@ -109,9 +109,10 @@ pub(super) fn told(step: &VolumeStep, of: &Volumes<'_>) -> Applied {
         VolumeStep::Extend { volume, name, from, to } => {
             new("extend", name, Some(*volume), Some(format!("extend it from {from} to {to} GiB")))
         }
-        VolumeStep::Detach { volume, name, called: from, .. } => {
-            new("detach", name, Some(*volume), Some(format!("detach it from {from}")))
-        }
+        VolumeStep::Detach { volume, name, from, called } => Applied {
+            instance: Some(*from),
+            ..new("detach", name, Some(*volume), Some(format!("detach it from {called}")))
+        },
         VolumeStep::Attach(number, instance) => Applied {
             instance: of.instance_there(*instance).map(|record| record.instance),
             ..new(
