@@ -100,7 +100,8 @@ pub(crate) struct Apply {
     #[arg(long, conflicts_with_all = ["schema", "diff"])]
     wait: bool,
 
-    /// Wait at most so many seconds for one thing: with --wait for each, without for a volume that is needed at once
+    /// Wait at most so many seconds: with --wait for all of it, from when the last was asked for, and at any time for a volume that is
+    /// needed at once
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
     timeout: u64,
 }

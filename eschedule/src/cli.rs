@@ -319,6 +319,7 @@ fn brief(mut error: clap::Error) -> clap::Error {
 pub(crate) enum Command {
     /// Destroy instances
     #[command(
+        mut_arg("instances", |words| words.help("Names, uuids, or beginnings of uuids of eight characters or more")),
         after_help = "Examples:\n  eschedule destroy web db --wait\n  eschedule destroy --label role=web"
     )]
     Destroy {
@@ -445,4 +446,28 @@ pub(crate) enum Command {
         /// Into this directory
         directory: PathBuf,
     },
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The whole help of a command, in one line.
+    fn help(name: &str) -> String {
+        let mut command = Cli::command();
+        let help = command.find_subcommand_mut(name).unwrap().render_long_help().to_string();
+        help.split_whitespace().collect::<Vec<_>>().join(" ")
+    }
+
+    #[test]
+    fn who_loses_a_disk_by_a_mistake_is_told_how_much_of_a_uuid_is_wanted() {
+        for (name, is_said) in [("destroy", true), ("rebuild", true), ("stop", false)] {
+            assert_eq!(help(name).contains("eight characters or more"), is_said, "{name}");
+        }
+    }
+
+    #[test]
+    fn the_time_of_apply_is_for_all_that_is_waited_for_together() {
+        assert!(help("apply").contains("with --wait for all of it, from when the last was asked for"));
+    }
 }

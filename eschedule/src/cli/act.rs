@@ -216,7 +216,8 @@ pub(crate) enum Act {
 /// Which instances get a new disk, and what that is made from.
 #[derive(Args)]
 pub(crate) struct Rebuilding {
-    /// Its name, its uuid, or the beginning of that; behind it, without --image, what to make the disk from. With --image several
+    /// Its name, its uuid, or eight characters or more of its beginning; behind it, without --image, what to make the disk from. With
+    /// --image several
     #[arg(value_name = "INSTANCE", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
     words: Vec<String>,
 
