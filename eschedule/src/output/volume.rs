@@ -3,7 +3,7 @@
 use ec_cloud::VolumeView;
 use ec_runtime::exit::Failure;
 
-use super::{List, Names, locked, or_dash, row, table, told, trimmed};
+use super::{List, Names, locked, or_dash, row, table, told, trimmed, when};
 use crate::cli::Output;
 
 /// A list of volumes.
@@ -36,25 +36,27 @@ pub(crate) fn snapshots(output: Output, snapshots: &[VolumeView], names: &Names)
     output.print(
         snapshots,
         || snapshots.iter().map(|view| names.word(view.name.as_ref(), view.volume)).collect(),
-        || {
-            let header = ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "OF", "DISKS", "CREATED", "REASON"];
-            let mut list = List::new(&header, &[0, 3, 4, 6], &[1, 0, 5, 3, 4, 6, 7, 2, 8]);
-            for view in snapshots {
-                list.row([
-                    view.volume.to_string(),
-                    or_dash(view.name.clone()),
-                    or_dash(view.node.map(|node| node.to_string())),
-                    view.status.clone(),
-                    or_dash(view.size_gb.map(|size| size.to_string())),
-                    or_dash(view.copy_of.map(|instance| instance.to_string())),
-                    (1 + view.beside.len()).to_string(),
-                    or_dash(view.created_at.map(|at| at.to_string())),
-                    why(view),
-                ]);
-            }
-            list.text()
-        },
+        || snapshot_list(snapshots),
     )
+}
+
+fn snapshot_list(snapshots: &[VolumeView]) -> String {
+    let header = ["SNAPSHOT", "NAME", "NODE", "STATUS", "GB", "OF", "DISKS", "CREATED", "REASON"];
+    let mut list = List::new(&header, &[0, 3, 4, 6], &[1, 0, 5, 3, 4, 6, 7, 2, 8]);
+    for view in snapshots {
+        list.row([
+            view.volume.to_string(),
+            or_dash(view.name.clone()),
+            or_dash(view.node.map(|node| node.to_string())),
+            view.status.clone(),
+            or_dash(view.size_gb.map(|size| size.to_string())),
+            or_dash(view.copy_of.map(|instance| instance.to_string())),
+            (1 + view.beside.len()).to_string(),
+            or_dash(view.created_at.map(when)),
+            why(view),
+        ]);
+    }
+    list.text()
 }
 
 /// Why it is so, and what is done about it.
@@ -106,4 +108,17 @@ pub(crate) fn lines(view: &VolumeView) -> String {
         row("created", created.to_string());
     }
     trimmed(&table)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_snapshot_is_listed_with_when_it_was_made_to_the_second() {
+        let at = jiff::Timestamp::new(7, 123_456_789).unwrap();
+        let snapshot = VolumeView { created_at: Some(at), ..crate::fields::volume() };
+        let list = snapshot_list(&[snapshot]);
+        assert!(list.contains("1970-01-01T00:00:07Z"), "{list}");
+    }
 }
