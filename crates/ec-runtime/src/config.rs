@@ -166,7 +166,17 @@ fn second_document(text: &str) -> Option<usize> {
     let says_something = |line: &str| !line.trim().is_empty() && !line.starts_with(['#', '%']);
     // The first may begin with such a line, too.
     lines.find(|(_, line)| says_something(line))?;
-    lines.find(|(_, line)| *line == "---" || line.starts_with("--- ")).map(|(number, _)| number)
+    let is_mark = |line: &str, mark| {
+        line.strip_prefix(mark).is_some_and(|rest| rest.is_empty() || rest.starts_with([' ', '\t']))
+    };
+    // What follows the end of the first needs no beginning of its own.
+    let mut is_ended = false;
+    let mut begins = |line: &str| {
+        let is_end = is_mark(line, "...");
+        is_ended |= is_end;
+        is_mark(line, "---") || (is_ended && !is_end && says_something(line))
+    };
+    lines.find(|(_, line)| begins(line)).map(|(number, _)| number)
 }
 
 /// Without the names that types have in the code.
@@ -306,6 +316,15 @@ mod tests {
     fn what_the_reader_says_in_its_own_words_is_said_with_what_is_wanted() {
         let text = wrong("# ours\n---\netcd:\n  host: a\n---\nplacement: {}\n");
         assert!(text.starts_with("compute.yaml:5:1: a second document begins here"), "{text}");
+        for (behind, line) in [
+            ("...\n\n# theirs\nplacement: [\n", 6),
+            ("... # over\n...\nplacement: {}\n", 5),
+            ("...\n--- |\n", 4),
+        ] {
+            let text = wrong(&format!("etcd:\n  host: a\n{behind}"));
+            let begins = format!("compute.yaml:{line}:1: a second document begins here");
+            assert!(text.starts_with(&begins), "{behind}: {text}");
+        }
         let text = explain("instances: invalid type: enum, expected keys with values at line 2 column 3");
         assert_eq!(text, "instances: invalid type: a tag (`!NAME`), wanted keys with values");
         let many = |name: &str| vec![format!("*{name}"); 9].join(", ");
