@@ -173,8 +173,10 @@ impl Worker {
     /// that nobody gives another what this one has.
     pub(super) async fn set_volumes(&mut self) -> Result<(), Stop> {
         let wanted = self.wanted_volumes();
-        let old = self.told()?;
-        let either: BTreeSet<Attachment> = old.volumes.iter().chain(&wanted).cloned().collect();
+        // A definition of before the first start has some of which was not told, and an older etcd knows of none that it was given since.
+        let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
+        let old = self.told()?.volumes.iter().cloned();
+        let either: BTreeSet<Attachment> = old.chain(wanted.iter().cloned()).chain(has).collect();
         let either: Vec<Attachment> = either.into_iter().collect();
         self.tell_volumes(Volumes::Changing(either.clone())).await?;
         pause_for_test_named("before-set-volumes");
@@ -187,10 +189,7 @@ impl Worker {
             // For now or for good: nothing else that is wanted of it waits for that.
             Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. } | Busy { .. })) => {
                 tracing::warn!(%error, "it has not the volumes that it is to have");
-                // An older etcd knows of none that it was given since.
-                let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
-                let either: BTreeSet<Attachment> = either.into_iter().chain(has).collect();
-                self.tell_volumes(Volumes::Failed(either.into_iter().collect(), error.to_string())).await?;
+                self.tell_volumes(Volumes::Failed(either, error.to_string())).await?;
                 self.done.push(Change::VolumesFailed);
                 Ok(())
             }

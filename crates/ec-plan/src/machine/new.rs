@@ -4,11 +4,12 @@ use ec_model::State;
 
 use super::{
     Announce, Aspect, Define, DropRecord, EndInError, MarkStarted, NoteStart, Plan, PrepareDisk, Question,
-    Release, RemoveDomain, Start, finish_start, state,
+    Release, RemoveDomain, Start, finish_start, state, volumes::volumes,
 };
 use crate::{Allocation, Facts, Limits};
 
-pub(super) const ASPECTS: [Aspect; 4] = [failure, told, claim, machine];
+/// The volumes of a domain that is defined come before its start: that keeps the definition as it is, and tells of what is asked for now.
+pub(super) const ASPECTS: [Aspect; 5] = [failure, told, claim, volumes, machine];
 
 /// The same way as a destroy, but the status stays for people to read.
 pub(super) fn failure(facts: &Facts, _: &Limits) -> Option<Plan> {

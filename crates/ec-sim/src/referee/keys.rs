@@ -232,6 +232,7 @@ impl Referee {
         if let Some(request) = request.as_ref().filter(|_| !late) {
             self.look_at_size(world, (node, instance), request, &status);
             self.look_at_rebuilt(instance, request, &status);
+            self.look_at_volumes_told(world, (node, instance), request, &status);
         }
         // What it is to be a copy of may be gone by then, or larger.
         let origin = self.known(instance).copy_of.map(|of| self.known(of));

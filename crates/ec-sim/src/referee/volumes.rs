@@ -276,6 +276,26 @@ impl Referee {
         }
     }
 
+    /// Once a machine is told to have heard of what is asked for, its domain has nothing but that and what is told.
+    pub(super) fn look_at_volumes_told(
+        &mut self,
+        world: &World,
+        (node, instance): (NodeId, InstanceId),
+        request: &Request,
+        status: &Status,
+    ) {
+        let is_heard = status.epoch == request.epoch && status.observed_generation >= request.generation;
+        if !is_heard || self.restored || self.known(instance).status_lost {
+            return;
+        }
+        let Some(computer) = world.computers.iter().find(|computer| computer.node == node) else { return };
+        let named: BTreeSet<InstanceId> =
+            request.volumes.iter().chain(&status.volumes).map(|has| has.volume).collect();
+        for volume in had(computer, instance).difference(&named) {
+            self.found(format!("{instance} has {volume}, of which its status tells nothing any more"));
+        }
+    }
+
     /// No two guests have one volume, what a guest has is written by it, and what its agent gives it is told before.
     pub(super) fn look_at_domains(
         &mut self,

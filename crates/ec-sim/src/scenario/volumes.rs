@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use ec_hypervisor::Operation;
-use ec_model::{CopyOf, Instance, InstanceId, Request, State, Status, Workload, decode, encode};
+use ec_model::{CopyOf, Instance, InstanceId, Request, RunState, State, Status, Workload, decode, encode};
 use ec_plan::{sizes::missed, verbs::Verb};
 use ec_store::Backup;
 use reqwest::Method;
@@ -47,6 +47,12 @@ pub(super) const ALL: &[Scenario] = &[
         "volume-not-let-go-of",
         "a hypervisor does not take a volume from its guest for a while: till it has, nobody else is given it",
         |stage| Box::pin(not_let_go(stage)),
+    ),
+    Scenario::new(
+        "volume-taken-before-a-first-start",
+        "a guest is defined with a volume, its first start is put off, and the volume is taken from it, once also while its agent is away: told so, \
+         it is neither in its definition nor with the guest that comes up",
+        |stage| Box::pin(taken_before_a_start(stage)),
     ),
     Scenario::new(
         "volume-kept-by-a-guest-of-which-an-older-etcd-knows-none",
@@ -861,6 +867,45 @@ async fn not_let_go(stage: Stage) {
     stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
     stage.pass(5).await;
     given(&stage, volume, guests[1]).await;
+}
+
+async fn taken_before_a_start(stage: Stage) {
+    let volume = made(&stage, Order { name: Some("data"), ..Order::SMALL }).await;
+    for (name, is_killed) in [("web", false), ("db", true)] {
+        stage.node(1).hypervisor.set_latency(Operation::CreateOverlay, Duration::from_secs(10));
+        let guest = stage.placed(name).await.instance;
+        stage.world.snag("n1", "hypervisor Start", Fate::IsLost, 6);
+        if is_killed {
+            stage.snag("n1", "hypervisor Define", Fate::KillsAfterwards);
+        }
+        let (giver, taker) = (stage.user(1), stage.user(2));
+        // Whoever gives it is told so or that it is not to have it any more.
+        let (_, ()) = tokio::join!(giver.attaches(volume, guest), async {
+            stage.until(guest, "defined", |is| is.domain == Some(RunState::NotStarted)).await;
+            stage.demand(is_defined_with(&stage, guest, volume), "it is defined with the volume").await;
+            let (taken, ()) = tokio::join!(taker.detaches(volume), async {
+                if is_killed {
+                    stage.pass(5).await;
+                    stage.start(1);
+                }
+            });
+            stage.demand(taken.is_ok(), "it is taken from it").await;
+            let is_free = stage.sight(guest).domain == Some(RunState::NotStarted)
+                && !is_defined_with(&stage, guest, volume);
+            stage.demand(is_free, "before the guest was ever started").await;
+        });
+        stage.until_well(guest).await;
+        stage.demand(!has(&stage, guest, volume), "the guest has it not").await;
+    }
+    stage.demand(stage.user(1).deletes(volume).await.is_ok(), "it is deleted").await;
+    stage.until_gone(volume).await;
+}
+
+/// Whether the next start of the guest has it.
+fn is_defined_with(stage: &Stage, guest: InstanceId, volume: InstanceId) -> bool {
+    let mut domains = stage.node(1).hypervisor.volumes().into_iter();
+    domains
+        .any(|(instance, [defined, _])| instance == guest && defined.iter().any(|has| has.volume == volume))
 }
 
 async fn kept_unknown(stage: Stage) {

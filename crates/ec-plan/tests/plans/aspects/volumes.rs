@@ -41,6 +41,41 @@ fn a_machine_is_given_the_volumes_that_it_is_to_have_whether_it_runs_or_not() {
 }
 
 #[test]
+fn before_a_first_start_a_definition_has_the_volumes_that_are_asked_for_now() {
+    let first = |has, told, failed| {
+        let facts = machine(0, has, told, failed, NOT_STARTED);
+        let StatusFacts::Known(status) = facts.status else { panic!("it is known") };
+        let status = KnownStatus { state: State::Starting, start_noted: false, ..status };
+        let RecordFacts::Kept { rebuilt, metadata, root, intent, rescued, size, rescue_begun, .. } = KEPT
+        else {
+            panic!("it is kept")
+        };
+        let record = RecordFacts::Kept {
+            started: false,
+            rebuilt,
+            metadata,
+            root,
+            intent,
+            rescued,
+            size,
+            rescue_begun,
+        };
+        Facts { status: StatusFacts::Known(status), record, ..facts }
+    };
+    let starts = || Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart]);
+    all([
+        // Nothing is told of what is asked for now while it has more than that.
+        (first(7, Some(0), None), Runs(&[SetVolumes])),
+        (first(7, Some(7), None), Runs(&[SetVolumes])),
+        (first(0, Some(7), None), Runs(&[NoteVolumes])),
+        (first(0, Some(0), None), starts()),
+        // It waits for none.
+        (first(7, None, Some(9)), starts()),
+        (first(7, None, Some(10)), Runs(&[SetVolumes])),
+    ]);
+}
+
+#[test]
 fn what_a_machine_cannot_have_holds_nothing_up() {
     let failed = |domain| machine(7, 0, None, Some(9), domain);
     holds(&failed(RUNS), &Settled);
