@@ -315,11 +315,18 @@ pub(crate) fn is_up_with(
     Ok(is_up && device_of(domain, pool, disk)?.as_deref() == Some(device))
 }
 
-/// The volumes of a domain, as [`Observed::volumes`] has them.
+/// The volumes of a domain, as [`Observed::volumes`] has them. Memory that was saved goes on with what its guest had.
 pub(crate) fn fingerprint(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<u64, CallError> {
     let mut fingerprints = Vec::new();
-    for which in Which::of(domain)? {
-        fingerprints.push(Attachment::fingerprint(&volumes_in(domain, pool, instance, which)?));
+    let documents = Which::of(domain)?;
+    for which in &documents {
+        fingerprints.push(Attachment::fingerprint(&volumes_in(domain, pool, instance, *which)?));
+    }
+    if !documents.contains(&Which::Up)
+        && let Some(saved) = saved_with(domain, pool)?
+    {
+        let saved = saved.into_iter().map(|has| has.attachment).filter(|has| has.volume != instance);
+        fingerprints.push(Attachment::fingerprint(&saved.collect::<Vec<_>>()));
     }
     Ok(match fingerprints.as_slice() {
         [] => 0,
@@ -342,7 +349,7 @@ pub(crate) fn all_of(
         all.extend(volumes_in(&domain, pool, instance, *which)?);
     }
     if !documents.contains(&Which::Up) {
-        let saved = saved_with(&domain, pool)?.into_iter().map(|has| has.attachment);
+        let saved = saved_with(&domain, pool)?.into_iter().flatten().map(|has| has.attachment);
         all.extend(saved.filter(|has| has.volume != instance));
     }
     Ok(all.into_iter().collect())
@@ -398,20 +405,18 @@ fn uses(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<Vec<Use>, 
             uses.extend(has.map(|has| Use { domain: domain.clone(), instance, which, has }));
         }
         // None has saved memory while it is up.
-        let saved = if is_up { Vec::new() } else { saved_with(&domain, pool)? };
-        let has = saved.into_iter().find(|has| has.attachment.volume == volume);
+        let saved = if is_up { None } else { saved_with(&domain, pool)? };
+        let has = saved.into_iter().flatten().find(|has| has.attachment.volume == volume);
         uses.extend(has.map(|has| Use { domain, instance, which: Which::Next, has }));
     }
     Ok(uses)
 }
 
-/// The disks of instances that the guest has whose memory is saved with the domain, whatever its next start would have.
-fn saved_with(domain: &Domain, pool: &Pool) -> Result<Vec<Has>, CallError> {
-    match domain::saved_document(domain) {
-        Ok(Some(document)) => has_of(&document, pool),
-        Ok(None) => Ok(Vec::new()),
-        Err(error) => Ok(absent(Err(error), ErrorNumber::NoDomain)?.unwrap_or_default()),
-    }
+/// The disks of instances that the guest has whose memory is saved with the domain, whatever its next start would have; none where there
+/// is no such memory.
+fn saved_with(domain: &Domain, pool: &Pool) -> Result<Option<Vec<Has>>, CallError> {
+    let document = absent(domain::saved_document(domain), ErrorNumber::NoDomain)?.flatten();
+    document.map(|document| has_of(&document, pool)).transpose()
 }
 
 /// One whose guest is up with it, where there is any.

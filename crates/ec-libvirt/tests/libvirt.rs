@@ -647,6 +647,39 @@ async fn a_disk_grows_under_its_guest_whatever_somebody_calls_it() {
     test.end().await;
 }
 
+/// As of a guest that did not let go of it, and whose next start is without it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_volume_that_saved_memory_alone_has_is_seen() {
+    let test = Test::new(|_| ()).await;
+    let (hypervisor, [instance, volume]) = (&test.hypervisor, [fresh(), fresh()]);
+    hypervisor.prepare().await.unwrap();
+    conformance::build(&**hypervisor, &base(), instance).await;
+    hypervisor.create_volume(volume, &VolumeSource::Empty, Some(1 << 30)).await.unwrap();
+    let has = [Attachment { volume, device: "vdb".to_owned() }];
+    let seen = async || {
+        let seen = hypervisor.observe(instance).await.unwrap();
+        (seen.domain, seen.rescued, seen.volumes)
+    };
+    let (saved, ended) = (Some(RunState::Saved), Some(RunState::Ended(End::ByHand)));
+    hypervisor.set_volumes(instance, &has).await.unwrap();
+    hypervisor.save(instance).await.unwrap();
+    assert_eq!(seen().await, (saved, false, Attachment::fingerprint(&has)));
+    let mut command = std::process::Command::new("virsh");
+    command.args(["--connect", &test.config.uri, "detach-disk", &instance.to_string(), "vdb", "--config"]);
+    let done = command.output().unwrap();
+    assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
+    assert_eq!(seen().await, (saved, false, Observed::OTHER_VOLUMES));
+    assert_eq!(hypervisor.volumes_of(instance).await.unwrap(), has);
+    hypervisor.start(instance).await.unwrap();
+    assert_eq!(seen().await, (Some(RunState::Running), false, Observed::OTHER_VOLUMES));
+    hypervisor.power_off(instance).await.unwrap();
+    assert_eq!(seen().await, (ended, false, Attachment::fingerprint(&[])));
+    for disk in [instance, volume] {
+        hypervisor.destroy(disk).await.unwrap();
+    }
+    test.end().await;
+}
+
 /// libvirt itself throws such memory away at the next start.
 #[tokio::test(flavor = "multi_thread")]
 async fn saved_memory_that_a_power_cut_left_in_halves_is_none_and_hides_no_guest() {

@@ -24,7 +24,7 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The volumes of a guest that is up, where its next start would be with others.
+    /// The volumes of a guest that is up, or whose memory is saved, where its next start would be with others.
     pub const OTHER_VOLUMES: u64 = u64::MAX;
 
     /// Whether there is nothing of it that is this node's.

@@ -19,6 +19,8 @@ pub(super) struct Host {
     pub(super) address_delay: Duration,
     /// Guests do not hear when they are asked to end.
     pub(super) deaf: bool,
+    /// Guests do not let go of volumes.
+    pub(super) clings: bool,
 }
 
 /// What is of one instance; never without domain and volume both.
@@ -125,7 +127,8 @@ impl Domain {
 
     fn volumes(&self) -> u64 {
         let [defined, up] = [&self.volumes, &self.volumes_up].map(|has| Attachment::fingerprint(has));
-        if self.is_up() && !self.transient && up != defined {
+        let is_of_both = self.is_up() && !self.transient || self.state == RunState::Saved;
+        if is_of_both && up != defined {
             return Observed::OTHER_VOLUMES;
         }
         if self.is_up() { up } else { defined }
@@ -306,6 +309,7 @@ impl Host {
         for Attachment { volume, .. } in volumes {
             self.refuse_unusable(node, instance, *volume)?;
         }
+        let clings = self.clings;
         let machine = self.machines.get_mut(&instance).filter(|machine| machine.node == node);
         let domain = machine.and_then(|machine| machine.domain.as_mut()).ok_or("domain not found")?;
         if domain.state == RunState::Saved {
@@ -319,7 +323,12 @@ impl Host {
             domain.volumes = volumes.to_vec();
         }
         if domain.is_up() {
-            domain.volumes_up = volumes.to_vec();
+            let mut kept = std::mem::replace(&mut domain.volumes_up, volumes.to_vec());
+            kept.retain(|has| clings && !volumes.contains(has));
+            domain.volumes_up.extend_from_slice(&kept);
+            if let Some(has) = kept.first() {
+                return Err(format!("the guest does not let go of {}", has.device));
+            }
         }
         Ok(before != domain.volumes())
     }

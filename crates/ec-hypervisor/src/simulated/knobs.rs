@@ -105,6 +105,11 @@ impl SimulatedHypervisor {
         self.inner().host.deaf = deaf;
     }
 
+    /// Guests do not let go of volumes any more, or do again, when these are taken from them; their next starts are without them.
+    pub fn set_clinging(&self, clings: bool) {
+        self.inner().host.clings = clings;
+    }
+
     /// The guest powers off by itself; nothing happens where it does not run.
     pub fn end_guest(&self, instance: InstanceId) {
         self.end_guest_by(instance, End::ByGuest);

@@ -55,6 +55,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(taken_before_a_start(stage)),
     ),
     Scenario::new(
+        "volume-not-let-go-of-and-suspended",
+        "a volume is taken from a guest that does not let go of it, and is suspended: it is told to have it, which nobody else is given, until it has gone on and \
+         let go",
+        |stage| Box::pin(not_let_go_and_suspended(stage)),
+    ),
+    Scenario::new(
         "volume-kept-by-a-guest-of-which-an-older-etcd-knows-none",
         "an etcd is put back to before a guest was given its volume, and the guest does not let go of it for a while: it is told to have it",
         |stage| Box::pin(kept_unknown(stage)),
@@ -864,6 +870,38 @@ async fn not_let_go(stage: Stage) {
     stage.demand(stage.user(1).detaches(volume).await.is_err(), "it is told that it has it still").await;
     let refused = stage.user(2).attaches(volume, guests[1]).await;
     stage.demand(refused.is_err_and(|why| why.contains("has it")), "the other is not given it").await;
+    stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
+    stage.pass(5).await;
+    given(&stage, volume, guests[1]).await;
+}
+
+async fn not_let_go_and_suspended(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let volume = near(&stage, guests[0]).await;
+    given(&stage, volume, guests[0]).await;
+    let clings = |clings| stage.node(1).hypervisor.set_clinging(clings);
+    clings(true);
+    stage.demand(stage.user(1).detaches(volume).await.is_err(), "it is told that it has it still").await;
+    stage.demand(stage.user(1).wish(guests[0], &Verb::Suspend).await.is_ok(), "it is suspended").await;
+    let is_told = |is: &Sight| {
+        let told = is.status.as_ref();
+        told.is_some_and(|told| {
+            told.volumes_failed.is_some() && told.volumes.iter().any(|has| has.volume == volume)
+        })
+    };
+    stage.pass(10).await;
+    stage.stays(guests[0], 60, "told to have it", is_told).await;
+    stage.demand(stage.user(1).detaches(volume).await.is_err(), "so is who asks once more").await;
+    for refused in [
+        stage.user(2).attaches(volume, guests[1]).await,
+        stage.user(2).deletes(volume).await,
+        stage.user(2).extends(volume, 3).await,
+    ] {
+        stage.demand(refused.is_err(), "nothing else is done with it").await;
+    }
+    stage.demand(stage.user(1).wish(guests[0], &Verb::Resume).await.is_ok(), "it goes on").await;
+    stage.demand(has(&stage, guests[0], volume), "with what it had").await;
+    clings(false);
     stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
     stage.pass(5).await;
     given(&stage, volume, guests[1]).await;
