@@ -344,13 +344,14 @@ impl LibvirtHypervisor {
 fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Result<Observed, CallError> {
     let look = || {
         let Some(state) = domain::run_state(domain, || pool.has_room())? else { return Ok(None) };
+        let rescued = domain::is_rescued(domain, mark, state)?;
         Ok(Some(Observed {
             domain: Some(state),
             volume: false,
             successor: false,
             transient: !domain.is_persistent()?,
-            rescued: domain::is_rescued(domain, mark, state)?,
-            volumes: volumes::fingerprint(domain, pool, instance)?,
+            rescued,
+            volumes: volumes::fingerprint(domain, pool, instance, rescued)?,
             copies: 0,
             foreign: false,
         }))

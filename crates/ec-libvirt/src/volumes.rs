@@ -316,13 +316,19 @@ pub(crate) fn is_up_with(
 }
 
 /// The volumes of a domain, as [`Observed::volumes`] has them. Memory that was saved goes on with what its guest had.
-pub(crate) fn fingerprint(domain: &Domain, pool: &Pool, instance: InstanceId) -> Result<u64, CallError> {
+/// Of one that is up from its rescue disk, which has none, or whose memory is saved, only the definition counts.
+pub(crate) fn fingerprint(
+    domain: &Domain,
+    pool: &Pool,
+    instance: InstanceId,
+    is_rescued: bool,
+) -> Result<u64, CallError> {
     let mut fingerprints = Vec::new();
     let documents = Which::of(domain)?;
-    for which in &documents {
+    for which in documents.iter().filter(|which| !(is_rescued && **which == Which::Up)) {
         fingerprints.push(Attachment::fingerprint(&volumes_in(domain, pool, instance, *which)?));
     }
-    if !documents.contains(&Which::Up)
+    if !(is_rescued || documents.contains(&Which::Up))
         && let Some(saved) = saved_with(domain, pool)?
     {
         let saved = saved.into_iter().map(|has| has.attachment).filter(|has| has.volume != instance);

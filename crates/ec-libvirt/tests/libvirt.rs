@@ -649,7 +649,8 @@ async fn a_disk_grows_under_its_guest_whatever_somebody_calls_it() {
 
 /// As of a guest that did not let go of it, and whose next start is without it.
 #[tokio::test(flavor = "multi_thread")]
-async fn a_volume_that_saved_memory_alone_has_is_seen() {
+async fn a_volume_that_saved_memory_alone_has_is_seen_and_that_a_rescued_guest_has_none_is_not_what_it_will_have()
+ {
     let test = Test::new(|_| ()).await;
     let (hypervisor, [instance, volume]) = (&test.hypervisor, [fresh(), fresh()]);
     hypervisor.prepare().await.unwrap();
@@ -674,6 +675,13 @@ async fn a_volume_that_saved_memory_alone_has_is_seen() {
     assert_eq!(seen().await, (Some(RunState::Running), false, Observed::OTHER_VOLUMES));
     hypervisor.power_off(instance).await.unwrap();
     assert_eq!(seen().await, (ended, false, Attachment::fingerprint(&[])));
+
+    hypervisor.set_volumes(instance, &has).await.unwrap();
+    hypervisor.create_rescue(instance, &base()).await.unwrap();
+    hypervisor.start_rescue(&conformance::small_domain(instance)).await.unwrap();
+    assert_eq!(seen().await, (Some(RunState::Running), true, Attachment::fingerprint(&has)));
+    hypervisor.save(instance).await.unwrap();
+    assert_eq!(seen().await, (saved, true, Attachment::fingerprint(&has)));
     for disk in [instance, volume] {
         hypervisor.destroy(disk).await.unwrap();
     }

@@ -127,6 +127,10 @@ impl Domain {
 
     fn volumes(&self) -> u64 {
         let [defined, up] = [&self.volumes, &self.volumes_up].map(|has| Attachment::fingerprint(has));
+        // One that is rescued has none, and is defined with those that it has afterwards.
+        if self.is_rescued() {
+            return defined;
+        }
         let is_of_both = self.is_up() && !self.transient || self.state == RunState::Saved;
         if is_of_both && up != defined {
             return Observed::OTHER_VOLUMES;

@@ -18,12 +18,10 @@ use crate::{Facts, KnownStatus, Limits};
 /// What cannot be is tried again at the next look after so long.
 const AGAIN: Duration = Duration::from_secs(10);
 
-/// A rescued guest has none of them.
+/// A rescued guest has none of them: what is seen is what it has once it is started from its own disk, which stays so till then.
 pub(super) fn volumes(facts: &Facts, _: &Limits) -> Option<Plan> {
     let status = known(facts)?;
-    if facts.observed.domain.is_none() || facts.boots_elsewhere() {
-        return None;
-    }
+    facts.observed.domain?;
     // Once it ended, and its memory is gone: what is told before would look as if the start after that had begun.
     let is_to_end = facts.power.pending && facts.power.anew;
     if is_to_end && (is_up(facts) || facts.observed.domain == Some(RunState::Saved)) {
@@ -38,6 +36,9 @@ pub(super) fn volumes(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.observed.volumes == facts.volumes.wanted {
         return (facts.volumes.told != Some(facts.volumes.wanted))
             .then(|| Plan::run(then(NoteVolumes), "telling which volumes it has"));
+    }
+    if facts.boots_elsewhere() {
+        return None;
     }
     // Memory that was saved goes on with the volumes that its guest had: that is told, and changes when it goes on.
     let pause = if facts.observed.domain == Some(RunState::Saved) { Duration::MAX } else { AGAIN };

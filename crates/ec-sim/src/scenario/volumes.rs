@@ -3,7 +3,9 @@
 use std::time::Duration;
 
 use ec_hypervisor::Operation;
-use ec_model::{CopyOf, Instance, InstanceId, Request, RunState, State, Status, Workload, decode, encode};
+use ec_model::{
+    CopyOf, Instance, InstanceId, Pause, Request, RunState, State, Status, Workload, decode, encode,
+};
 use ec_plan::{sizes::missed, verbs::Verb};
 use ec_store::Backup;
 use reqwest::Method;
@@ -59,6 +61,11 @@ pub(super) const ALL: &[Scenario] = &[
         "a volume is taken from a guest that does not let go of it, and is suspended: it is told to have it, which nobody else is given, until it has gone on and \
          let go",
         |stage| Box::pin(not_let_go_and_suspended(stage)),
+    ),
+    Scenario::new(
+        "volume-not-let-go-of-and-rescued",
+        "one of two volumes is taken from a guest that does not let go of it, which somebody pauses before it is rescued: it is ended, and who wants the volume has it",
+        |stage| Box::pin(not_let_go_and_rescued(stage)),
     ),
     Scenario::new(
         "volume-kept-by-a-guest-of-which-an-older-etcd-knows-none",
@@ -905,6 +912,31 @@ async fn not_let_go_and_suspended(stage: Stage) {
     stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
     stage.pass(5).await;
     given(&stage, volume, guests[1]).await;
+}
+
+async fn not_let_go_and_rescued(stage: Stage) {
+    let guests = [stage.ready("web").await, stage.ready("db").await];
+    let volume = near(&stage, guests[0]).await;
+    let stays = made(&stage, Order { near: Some(guests[0]), ..Order::SMALL }).await;
+    given(&stage, volume, guests[0]).await;
+    given(&stage, stays, guests[0]).await;
+    stage.node(1).hypervisor.set_clinging(true);
+    stage.demand(stage.user(1).detaches(volume).await.is_err(), "it is told that it has it still").await;
+    // One that is paused is ended, and booted from the other disk, at once.
+    stage.kill(1);
+    stage.user(1).asks(guests[0], &Verb::Rescue(None)).await;
+    stage.pause_guest(1, guests[0], Pause::ByHand);
+    stage.start(1);
+    stage.until(guests[0], "rescued", |is| is.is(State::Rescued) && is.guest.rescued).await;
+    stage.pass(5).await;
+    stage.demand(stage.user(1).detaches(volume).await.is_ok(), "it is told that it has it no more").await;
+    given(&stage, volume, guests[1]).await;
+    stage.demand(stage.user(2).deletes(stays).await.is_err(), "the other is its own").await;
+    stage.demand(stage.user(1).wish(guests[0], &Verb::Unrescue).await.is_ok(), "it is as it was").await;
+    stage.until_well(guests[0]).await;
+    let has_one = has(&stage, guests[0], stays) && !has(&stage, guests[0], volume);
+    stage.demand(has_one, "but for that volume").await;
+    stage.node(1).hypervisor.set_clinging(false);
 }
 
 async fn taken_before_a_start(stage: Stage) {

@@ -142,11 +142,17 @@ fn what_is_in_error_and_wished_otherwise_since_is_not_told_to_be_so_beside_its_v
 
 #[test]
 fn a_machine_that_is_rescued_or_gone_is_given_no_volumes() {
-    for has in [0, 7] {
-        let rescued = machine(7, has, Some(0), None, RUNS);
-        let rescued = Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued };
-        let Next::Run(effects) = plan(&rescued, &LIMITS).next else { panic!("it is ended") };
+    let rescued = |has, told| {
+        let rescued = machine(7, has, told, None, RUNS);
+        Facts { observed: Observed { rescued: true, ..rescued.observed }, ..rescued }
+    };
+    for facts in [rescued(0, Some(0)), rescued(7, Some(7))] {
+        let Next::Run(effects) = plan(&facts, &LIMITS).next else { panic!("it is ended") };
         assert!(!effects.contains(&SetVolumes) && !effects.contains(&NoteVolumes), "{effects:?}");
+    }
+    // What it did not let go of went when it was ended, and is free.
+    for told in [None, Some(0)] {
+        holds(&rescued(7, told), &Runs(&[NoteVolumes]));
     }
     // Without its disk it is not defined again.
     let gone = machine(7, 0, Some(0), None, None);
