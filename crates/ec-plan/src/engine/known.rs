@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use super::{Change, Now};
 use crate::{
     Allocation, Asked, Facts, KnownStatus, PowerFacts, RebuildFacts, RecordFacts, RescueFacts, RescuedFacts,
-    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint, machine::ran, status,
+    ResizeFacts, StatusFacts, VolumesFacts, Wanted, fingerprint, machine::ran, status, verbs::is_built,
 };
 
 /// Between two searches for an address more time may pass in which nobody looked; no more than this counts.
@@ -303,12 +303,16 @@ impl Known {
             let reopened = status.state == State::Starting && status.power_generation == 0;
             status.power_generation < wish.generation || reopened
         };
+        // Of one that is to run once more without a new wish: its guest was ended for this one before, or long ago.
+        let was_ended = |status: &Status| {
+            is_built(status) && status.power_generation == 0 && status.observed_generation >= wish.generation
+        };
         PowerFacts {
             // Nothing is wished of its power while it boots from its rescue disk: it runs, until it ends by itself.
             wanted: if self.record.is_rescued() { Power::Running } else { wish.power },
             pending: self.status.known().is_some_and(is_pending),
             generation: wish.generation,
-            anew: wish.anew,
+            anew: wish.anew && !self.status.known().is_some_and(was_ended),
             grace: Duration::from_secs(wish.grace_seconds.into()),
             restart: request.restart,
         }
@@ -624,7 +628,7 @@ mod tests {
                 wanted: Power::Stopped,
                 pending,
                 generation: 5,
-                anew: true,
+                anew: carried_out != 0,
                 grace: Duration::from_secs(7),
                 restart: Restart::Always,
             };
@@ -641,6 +645,30 @@ mod tests {
             let StatusEntry::Known(status, _) = &mut healed.status else { panic!("it is known") };
             status.state = state;
             assert_eq!(healed.facts(at(0.0)).power.pending, pending, "{state}, {carried_out}");
+        }
+        // Of one that is to run again, what its status was written with is done; a reboot that is wished since is not.
+        for (carried_out, started, wished_since, is_anew) in [
+            (0, Some(1), false, false),
+            (0, Some(1), true, true),
+            (4, Some(1), false, true),
+            // Never built: what it is called tells nothing of a start.
+            (0, None, false, true),
+        ] {
+            let generation = if wished_since { 10 } else { 9 };
+            let reboot = PowerWish { power: Power::Running, generation: 9, ..wish.clone() };
+            let mut again = wished(reboot.clone(), carried_out, started);
+            let StatusEntry::Known(status, _) = &mut again.status else { panic!("it is known") };
+            (status.state, status.reason) = (State::Error, Some("it did not start".to_owned()));
+            let Some(Requested { record: Ok(request), .. }) = &mut again.request else {
+                panic!("it is asked for")
+            };
+            Arc::make_mut(request).power.generation = generation;
+            let power = again.facts(at(0.0)).power;
+            assert_eq!(
+                (power.pending, power.anew),
+                (true, is_anew),
+                "{carried_out} {started:?} {wished_since}"
+            );
         }
         let mut rescued = wished(wish.clone(), 5, None);
         for (failed, wanted) in [(false, Power::Running), (true, Power::Stopped)] {

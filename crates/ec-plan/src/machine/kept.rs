@@ -257,9 +257,13 @@ fn start_in_doubt(facts: &Facts, why: End) -> bool {
 
 pub(super) fn start_again(facts: &Facts) -> Plan {
     match facts.allocation {
-        // What failed last stands until it works.
+        // What failed last stands until it works. But that it was ended for a reboot is told first: should nobody hear that it
+        // works, it would be ended for that once more.
         Allocation::Held { .. } if state(facts) == Some(State::Error) => {
-            Plan::run(vec![MarkStarted, start(facts), NoteStart], "starting it again, which failed")
+            let is_rebooted = facts.power.pending && facts.power.anew;
+            let told = is_rebooted.then_some(Reopen(0));
+            let effects = told.into_iter().chain([MarkStarted, start(facts), NoteStart]).collect();
+            Plan::run(effects, "starting it again, which failed")
         }
         Allocation::Held { .. } => finish_start(facts),
         Allocation::Unknown => Plan::ask(Question::Placement),

@@ -41,6 +41,16 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(reboot(stage)),
     ),
     Scenario::new(
+        "reboot-whose-start-fails",
+        "a guest that is rebooted does not start at once, and its agent is killed when it does: it is not ended once more",
+        |stage| Box::pin(start_fails(stage)),
+    ),
+    Scenario::new(
+        "rebooted-before-a-power-cut",
+        "a guest was rebooted long ago; after a power cut it does not start at once, and its agent is killed when it does: it runs on",
+        |stage| Box::pin(rebooted_before(stage)),
+    ),
+    Scenario::new(
         "pause-and-suspend",
         "a user pauses a guest, lets it go on, suspends it, and resumes it; in each of them the agent is started anew",
         |stage| Box::pin(pause_and_suspend(stage)),
@@ -184,6 +194,47 @@ async fn reboot(stage: Stage) {
             stage.until_well(guest).await;
             stage.demand(starts() == before + 1, "it was started once").await;
         }
+    }
+}
+
+/// Its start fails, and the agent is killed once the next one worked.
+async fn starts_unheard(stage: &Stage, guest: InstanceId) {
+    stage.snag("n1", "hypervisor Start", Fate::IsRefused(0));
+    stage.snag("n1", "hypervisor Start", Fate::KillsAfterwards);
+    stage.until(guest, "in ERROR", |is| is.is(State::Error) && is.is_kept()).await;
+    stage.until_down(1).await;
+    stage.pass(20).await;
+    stage.start(1);
+}
+
+async fn start_fails(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let starts = || stage.node(1).hypervisor.effects(Operation::Start, guest);
+    for grace in [0, 60] {
+        let before = starts();
+        let (user, verb) = (stage.user(1), Verb::Reboot(grace));
+        let (rebooted, ()) = tokio::join!(user.wish(guest, &verb), starts_unheard(&stage, guest));
+        let told = rebooted.is_err_and(|why| why.contains("refused on request"));
+        stage.demand(told, "its user is told that it failed").await;
+        stage.until_well(guest).await;
+        stage.stays(guest, 120, "well", Sight::is_well).await;
+        stage.demand(starts() == before + 1, "it was started once").await;
+    }
+}
+
+async fn rebooted_before(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let starts = || stage.node(1).hypervisor.effects(Operation::Start, guest);
+    for grace in [0, 60] {
+        runs_again(&stage, guest, &Verb::Reboot(grace)).await;
+        let before = starts();
+        stage.crash(1).await;
+        stage.pass(30).await;
+        stage.start(1);
+        starts_unheard(&stage, guest).await;
+        stage.until_well(guest).await;
+        stage.stays(guest, 120, "well", Sight::is_well).await;
+        stage.demand(starts() == before + 1, "it was started once").await;
     }
 }
 

@@ -159,6 +159,14 @@ fn a_reboot_ends_a_guest_once_and_starts_it() {
         (anew(wished(Power::Running, State::Paused, BY_HAND)), ask()),
         (anew(wished(Power::Running, State::Rebooting, Some(RunState::Ended(End::ByHand)))), start()),
         (anew(wished(Power::Running, State::Stopped, NOT_STARTED)), start()),
+        // It was ended, and that start failed: should the next one not be noted, it is not ended for that once more.
+        (
+            since(anew(wished(Power::Running, State::Error, NOT_STARTED))),
+            Runs(&[Reopen(0), MarkStarted, Start, NoteStart]),
+        ),
+        (since(wished(Power::Running, State::Error, RUNS)), Runs(&[NotePower(State::Active, None)])),
+        // It could not be ended.
+        (since(up(State::Error)), ask()),
     ]);
 }
 
