@@ -435,9 +435,10 @@ impl Worker {
     /// started.
     async fn start(&mut self, rescue: Option<DomainSpec>) -> Result<(), Stop> {
         let instance = self.job.instance;
-        // For the first start it was fetched just now. Others may go on meanwhile.
-        if !self.first_start {
-            self.bring_back_images().await?;
+        // Others may go on meanwhile.
+        if let Err(stop) = self.bring_back_images(rescue.is_some()).await {
+            self.not_started().await?;
+            return Err(stop);
         }
         self.take_permit().await?;
         self.touched_hypervisor = true;
@@ -453,17 +454,24 @@ impl Worker {
                 self.permit = None;
                 Ok(())
             }
-            Err(error @ (HypervisorError::Failed { .. } | HypervisorError::NotNow { .. }))
-                if self.first_start =>
-            {
-                let observed = self.parts.hypervisor.observe(instance).await?;
-                if matches!(observed.domain, None | Some(RunState::NotStarted)) {
-                    self.mark_started(false).await?;
-                }
+            Err(error @ (HypervisorError::Failed { .. } | HypervisorError::NotNow { .. })) => {
+                self.not_started().await?;
                 Err(error.into())
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// Its start failed: of a first one that is noted, where nobody else started it.
+    async fn not_started(&mut self) -> Result<(), Stop> {
+        if !self.first_start {
+            return Ok(());
+        }
+        let observed = self.parts.hypervisor.observe(self.job.instance).await?;
+        if matches!(observed.domain, None | Some(RunState::NotStarted)) {
+            self.mark_started(false).await?;
+        }
+        Ok(())
     }
 
     /// Notes on the node's disk whether a guest may have written its own.

@@ -259,6 +259,60 @@ async fn the_image_that_a_disk_stands_on_is_fetched_again_for_its_next_start() -
     Ok(())
 }
 
+/// A new guest's volumes are older than itself, and a rescued one has none but what it boots from, and its rescue disk.
+#[tokio::test(flavor = "multi_thread")]
+async fn images_are_fetched_again_for_who_is_started_with_them() -> Result<()> {
+    let mut stack = Stack::start().await?;
+    stack.start_agent("").await?;
+    // Each with a digest of its own.
+    let images = ["root", "data", "mend"].map(|name| stack.directory().join(format!("{name}.qcow2")));
+    for (image, more) in images.iter().zip([0, 512, 1024]) {
+        let mut content = fs::read(ec_tests::tiny_image())?;
+        content.resize(content.len() + more, 0);
+        fs::write(image, content)?;
+    }
+    let [root, data, mend] = images.each_ref().map(|image| format!("file://{}", image.display()));
+    let make = |stack: &Stack, name: &str, image: &str| {
+        let made = stack.eschedule(&["volume", "create", name, "--size", "1", "--image", image, "--wait"])?;
+        ensure!(made.status.success(), "{made:?}");
+        anyhow::Ok(())
+    };
+    make(&stack, "root", &root)?;
+    let cache = stack.directory().join("state/images");
+    stack.kill_agent()?;
+    fs::remove_dir_all(&cache)?;
+    let away = images[0].with_extension("away");
+    fs::rename(&images[0], &away)?;
+    stack.start_agent("").await?;
+    // What cannot be had again is told, and a guest that never ran leaves nothing.
+    let boot = |stack: &Stack| {
+        let query = "resources=VCPU:1,MEMORY_MB:128";
+        stack.schedule_as(query, &["--name", "web", "--boot-volume", "root"])
+    };
+    let failed = boot(&stack)?;
+    let told = stack.until_state(failed, State::Error).await?.reason.unwrap_or_default();
+    ensure!(told.contains("is gone from the image cache"), "{told}");
+    stack.until("it is swept", async || Ok(stack.request_at(stack.node, failed).await?.is_none())).await?;
+    ensure!(stack.eschedule(&["destroy", "--wait", "web"])?.status.success());
+    fs::rename(&away, &images[0])?;
+    let instance = boot(&stack)?;
+    stack.until_state(instance, State::Active).await?;
+
+    make(&stack, "data", &data)?;
+    let attached = stack.eschedule(&["volume", "attach", "data", "web", "--wait"])?;
+    ensure!(attached.status.success(), "{attached:?}");
+    stack.kill_agent()?;
+    stack.start_agent("before-start-rescue=pause").await?;
+    ensure!(stack.eschedule(&["rescue", "web", "--image", &mend])?.status.success());
+    stack.until_reached("before-start-rescue").await?;
+    stack.kill_agent()?;
+    fs::remove_dir_all(&cache)?;
+    fs::remove_file(&images[1])?;
+    stack.start_agent("").await?;
+    stack.until_state(instance, State::Rescued).await?;
+    Ok(())
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_domain_that_a_late_call_brings_after_its_destroy_goes_too() -> Result<()> {
     let mut stack = Stack::start().await?;

@@ -1,6 +1,7 @@
 //! The images that disks stand on, fetched again where the cache has lost them: with its file system, or since no backup had it.
 
 use std::{
+    fmt,
     fs::File,
     path::{Path, PathBuf},
 };
@@ -13,18 +14,58 @@ use tokio::sync::watch;
 use super::{Stop, Worker};
 use crate::storage::ANSWERS_IN;
 
+/// A disk that a guest is started with.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Disk {
+    /// An instance's own, or that of a volume.
+    Of(InstanceId),
+    /// The one that an instance is rescued with.
+    Rescue(InstanceId),
+}
+
+impl Disk {
+    /// Its file.
+    fn file(self) -> String {
+        match self {
+            Self::Of(owner) => format!("{owner}.qcow2"),
+            Self::Rescue(instance) => format!("{instance}.rescue.qcow2"),
+        }
+    }
+}
+
+impl fmt::Display for Disk {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Of(owner) => write!(f, "disk {owner}"),
+            Self::Rescue(instance) => write!(f, "the rescue disk of {instance}"),
+        }
+    }
+}
+
+/// Which disks may stand on an image that is lost. A rescued guest has what it boots from otherwise as its second disk, and no volume
+/// besides. The image of a new one's own disk was fetched just now; volumes are older than that.
+fn started_with(request: &Request, is_new: bool, is_rescued: bool) -> Vec<Disk> {
+    let (own, root) = (request.instance, Attachment::root_of(&request.volumes));
+    if is_rescued {
+        return vec![Disk::Of(root.unwrap_or(own)), Disk::Rescue(own)];
+    }
+    let own = (root.is_none() && !is_new).then_some(own);
+    own.into_iter().chain(request.volumes.iter().map(|has| has.volume)).map(Disk::Of).collect()
+}
+
 impl Worker {
     /// Has the cache have again what the disks stand on that the guest is to be started with.
-    pub(super) async fn bring_back_images(&mut self) -> Result<(), Stop> {
+    pub(super) async fn bring_back_images(&mut self, is_rescued: bool) -> Result<(), Stop> {
         // Without a request nothing is started for good, and nobody knows which volumes it has.
         let Some(request) = self.job.request.clone() else { return Ok(()) };
-        let own = Attachment::root_of(&request.volumes).is_none().then_some(self.job.instance);
-        let all: Vec<InstanceId> =
-            own.into_iter().chain(request.volumes.iter().map(|has| has.volume)).collect();
+        let all = started_with(&request, self.first_start, is_rescued);
+        if all.is_empty() {
+            return Ok(());
+        }
         let settings = &self.parts.settings;
         let (disks, bases) = (settings.disks(self.parts.node), settings.images.join("base"));
         let look = move || {
-            let lost = |disk| Some((disk, lost_under(&disks.join(format!("{disk}.qcow2")), &bases)?));
+            let lost = |disk: Disk| Some((disk, lost_under(&disks.join(disk.file()), &bases)?));
             all.into_iter().filter_map(lost).collect::<Vec<_>>()
         };
         // What does not answer, or cannot be read, the start itself tells of.
@@ -34,17 +75,24 @@ impl Worker {
             () = self.cancel.cancelled() => return Err(Stop::Abandoned),
         };
         for (disk, lost) in looked.ok().and_then(Result::ok).unwrap_or_default() {
-            self.bring_back(disk, &lost).await?;
+            self.bring_back(disk, &request, &lost).await?;
         }
         Ok(())
     }
 
     /// Fetches the image of a disk again, which must be the very same.
-    async fn bring_back(&mut self, disk: InstanceId, lost: &Path) -> Result<(), Stop> {
-        let what = format!("disk {disk} stands on {}, which is gone from the image cache", lost.display());
+    async fn bring_back(&mut self, disk: Disk, request: &Request, lost: &Path) -> Result<(), Stop> {
+        let what = format!("{disk} stands on {}, which is gone from the image cache", lost.display());
         let hint = "put that file there again";
-        let record = self.records(move |records| records.get(disk)).await?;
-        let Some(image) = record.as_ref().and_then(made_of) else {
+        let image = match disk {
+            Disk::Of(owner) => {
+                let record = self.records(move |records| records.get(owner)).await?;
+                record.as_ref().and_then(made_of)
+            }
+            // It is left before one of another wish is made.
+            Disk::Rescue(_) => request.rescue.as_ref().map(|wish| wish.image.clone()),
+        };
+        let Some(image) = image else {
             return Err(Stop::Failed(format!("{what}, and no URL of it is known: {hint}")));
         };
         let url = image.told();
@@ -92,6 +140,31 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
+
+    #[test]
+    fn what_is_looked_at_is_what_the_guest_is_started_with() {
+        let id = |number: u128| InstanceId::new(uuid::Uuid::from_u128(number));
+        let request = |volumes: Value| -> Request {
+            let request = json!({
+                "version": 1, "instance": id(1), "epoch": 1, "generation": 1, "desired": "active",
+                "volumes": volumes, "created_at": "2026-01-01T00:00:00Z",
+            });
+            serde_json::from_value(request).unwrap()
+        };
+        let (data, root) =
+            (json!({"volume": id(2), "device": "vdb"}), json!({"volume": id(3), "device": "vda"}));
+        let own = request(json!([data]));
+        let volume = request(json!([root, data]));
+        let [one, two, three] = [1, 2, 3].map(|number| Disk::Of(id(number)));
+        assert_eq!(started_with(&own, false, false), [one, two]);
+        assert_eq!(started_with(&own, true, false), [two], "its own was made just now");
+        assert_eq!(started_with(&request(json!([])), true, false), []);
+        for is_new in [false, true] {
+            assert_eq!(started_with(&volume, is_new, false), [three, two]);
+            assert_eq!(started_with(&own, is_new, true), [one, Disk::Rescue(id(1))]);
+            assert_eq!(started_with(&volume, is_new, true), [three, Disk::Rescue(id(1))]);
+        }
+    }
 
     #[test]
     fn what_is_fetched_again_is_what_the_disk_was_made_from() {
