@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ec_model::{Attachment, Instance, InstanceId, Power, State, Workload, decode};
+use ec_model::{Attachment, Instance, InstanceId, Power, PowerWish, State, Workload, decode};
 use ec_plan::{status::is_lost, verbs::Verb, volumes};
 use ec_store::{Compare, KeyValue, Revision, Txn};
 use tokio::time::Instant;
@@ -38,8 +38,13 @@ pub(crate) async fn refuse_held(cloud: &Cloud, disk: &Known, verb: &Verb) -> Clo
         volumes::open(record, reason).map_err(refused)?;
     }
     let status = machine.status.record();
+    // What was wished and done is over where the guest is up again, or has ended, and nobody wished that.
+    let is_pending = |wish: &PowerWish| {
+        wish.power == Power::Suspended
+            && status.is_none_or(|status| status.power_generation < wish.generation)
+    };
     let is_suspended = status.is_some_and(|status| status.state == State::Suspended)
-        || machine.request.record().is_some_and(|request| request.power.power == Power::Suspended);
+        || machine.request.record().is_some_and(|request| is_pending(&request.power));
     // Its memory goes on with a disk of the size that it knew.
     if matches!(verb, Verb::Resize(_)) && is_suspended {
         return Err(refused(format!(

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use ec_hypervisor::Operation;
+use ec_hypervisor::{End, Operation};
 use ec_model::{
     CopyOf, Instance, InstanceId, Pause, Request, RunState, State, Status, Workload, decode, encode,
 };
@@ -220,6 +220,11 @@ pub(super) const ALL: &[Scenario] = &[
         "volume-and-a-suspended-guest",
         "the guest that has a volume is suspended, and would not be told that it grew: that is refused till it goes on",
         |stage| Box::pin(under_suspended(stage)),
+    ),
+    Scenario::new(
+        "volume-and-a-suspend-that-is-over",
+        "somebody starts the suspended guest that has a volume by hand, or it ends before it is suspended: its volume grows again",
+        |stage| Box::pin(suspend_is_over(stage)),
     ),
     Scenario::new(
         "volume-healed",
@@ -1220,6 +1225,35 @@ async fn under_suspended(stage: Stage) {
     stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
     stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
     stage.until_well(guest).await;
+}
+
+async fn suspend_is_over(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let volume = near(&stage, guest).await;
+    given(&stage, volume, guest).await;
+    stage.demand(stage.user(1).wish(guest, &Verb::Suspend).await.is_ok(), "its guest is suspended").await;
+    stage.say("somebody starts it with virsh");
+    stage.expects_trouble(guest);
+    ec_hypervisor::Hypervisor::start(&stage.node(1).hypervisor, guest).await.ok();
+    stage.until_well(guest).await;
+    stage.demand(stage.user(1).extends(volume, 2).await.is_ok(), "it is to grow").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 2 << 30).await;
+
+    stage.kill(1);
+    let (user, other) = (stage.user(1), stage.user(2));
+    let (suspended, ()) = tokio::join!(user.wish(guest, &Verb::Suspend), async {
+        stage.pass(20).await;
+        let refused = other.extends(volume, 3).await.err();
+        stage
+            .demand(refused.is_some_and(|why| why.contains("is suspended")), "what is wished comes first")
+            .await;
+        stage.end_guest(1, guest, End::ByGuest);
+        stage.start(1);
+    });
+    let told = suspended.is_err_and(|why| why.contains("it did not run any more"));
+    stage.demand(told, "it has ended before").await;
+    stage.demand(stage.user(1).extends(volume, 3).await.is_ok(), "it is to grow").await;
+    stage.until(volume, "as large as is wished", |is| there(is) && is.disk_bytes == 3 << 30).await;
 }
 
 async fn older_etcd(stage: Stage) {
