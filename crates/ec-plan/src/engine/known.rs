@@ -299,9 +299,13 @@ impl Known {
         let Some(request) = self.readable() else { return PowerFacts::default() };
         let wish = &request.power;
         let is_pending = |status: &Status| {
-            // By which its policy has one started again that was brought back, whose wish has no number.
-            let reopened = status.state == State::Starting && status.power_generation == 0;
-            status.power_generation < wish.generation || reopened
+            // By which one is started again that was brought back, whose wish has no number; also where that failed.
+            let is_start = match status.state {
+                State::Starting => true,
+                State::Error => is_built(status) && wish.power == Power::Running,
+                _ => false,
+            };
+            status.power_generation < wish.generation || is_start && status.power_generation == 0
         };
         // Of one that is to run once more without a new wish: its guest was ended for this one before, or long ago.
         let was_ended = |status: &Status| {
@@ -645,6 +649,15 @@ mod tests {
             let StatusEntry::Known(status, _) = &mut healed.status else { panic!("it is known") };
             status.state = state;
             assert_eq!(healed.facts(at(0.0)).power.pending, pending, "{state}, {carried_out}");
+        }
+        // Its start failed: tried on, and its reason stands meanwhile. What shall not run is not started.
+        for (power, started, pending) in
+            [(Power::Running, Some(1), true), (Power::Running, None, false), (Power::Stopped, Some(1), false)]
+        {
+            let mut failed = wished(PowerWish { power, ..unnumbered.clone() }, 0, started);
+            let StatusEntry::Known(status, _) = &mut failed.status else { panic!("it is known") };
+            status.state = State::Error;
+            assert_eq!(failed.facts(at(0.0)).power.pending, pending, "{power:?}, {started:?}");
         }
         // Of one that is to run again, what its status was written with is done; a reboot that is wished since is not.
         for (carried_out, started, wished_since, is_anew) in [
