@@ -412,7 +412,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     let before = before.map(|doc| doc.record);
     let txn = with_name(&of_project, before.as_ref(), &mut brought, looks, txn).await?;
     let txn = with_group(&of_project, before.as_ref(), &mut brought, txn).await?;
-    let txn = match with_volumes(&of_project, &mut brought, txn).await? {
+    let txn = match with_volumes(&of_project, &mut brought, before.as_ref(), txn).await? {
         Ok(txn) => txn,
         Err(why) => return left(why),
     };
@@ -452,7 +452,7 @@ async fn plan_unrecorded(
     };
     let mut brought = made_of_request(asked, node, group);
     let txn = with_name(&of_project, None, &mut brought, looks, txn).await?;
-    let txn = match with_volumes(&of_project, &mut brought, txn).await? {
+    let txn = match with_volumes(&of_project, &mut brought, None, txn).await? {
         Ok(txn) => txn,
         Err(why) => return left(why),
     };
@@ -460,10 +460,15 @@ async fn plan_unrecorded(
 }
 
 /// Adds that its volumes stay its own; or the machine's that it is given to.
-async fn with_volumes(cloud: &Cloud, brought: &mut Brought, txn: Txn) -> CloudResult<Result<Txn, String>> {
+async fn with_volumes(
+    cloud: &Cloud,
+    brought: &mut Brought,
+    before: Option<&Instance>,
+    txn: Txn,
+) -> CloudResult<Result<Txn, String>> {
     let record = &mut brought.record.record;
     match record.kind {
-        Workload::Volume => kept_for(cloud, record, txn).await.map(Ok),
+        Workload::Volume => kept_for(cloud, record, before, txn).await,
         Workload::Machine => kept_by(cloud, record.instance, &record.volumes, txn).await,
     }
 }

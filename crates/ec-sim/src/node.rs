@@ -59,6 +59,8 @@ pub(crate) struct Computer {
     revoked: AtomicBool,
     /// What its agents find that it is in.
     pub(crate) troubles: watch::Sender<Vec<Trouble>>,
+    /// Of those who let it in again, one does so at a time.
+    pub(crate) letting_in: tokio::sync::Mutex<()>,
     /// Its agent's records that cannot be read for now, as they were.
     garbled: Mutex<BTreeMap<InstanceId, Vec<u8>>>,
     /// The agent of now.
@@ -138,6 +140,7 @@ impl Computer {
             kept_down: AtomicBool::new(false),
             revoked: AtomicBool::new(false),
             troubles: watch::Sender::default(),
+            letting_in: tokio::sync::Mutex::default(),
             garbled: Mutex::default(),
             agent: Mutex::default(),
         })

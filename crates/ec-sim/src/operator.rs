@@ -41,6 +41,8 @@ pub(crate) async fn revoke(world: &Arc<World>, computer: &Computer) {
 /// It is let in again, and starts; where it was not revoked, nothing. Whether it is in.
 pub(crate) async fn let_in(world: &Arc<World>, computer: &Computer) -> bool {
     let (members, name) = (membership(world, IN), name(computer));
+    // It is one who does, and does not know yet what another try of theirs sees.
+    let _one = computer.letting_in.lock().await;
     for _ in 0..TRIES {
         if !computer.is_revoked() {
             return true;

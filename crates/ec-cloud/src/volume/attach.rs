@@ -283,13 +283,29 @@ pub(crate) async fn kept_by(
     Ok(Ok(txn))
 }
 
-/// Adds to a transaction by which a volume is asked for again that the machine has it which is to have it, where there is one.
-pub(crate) async fn kept_for(cloud: &Cloud, record: &mut Instance, mut txn: Txn) -> CloudResult<Txn> {
+/// Adds to a transaction by which a volume is asked for again that the machine has it which is to have it, where there is one; and
+/// that another, which had it by the record of `before`, has it no more. Or why that cannot be.
+pub(crate) async fn kept_for(
+    cloud: &Cloud,
+    record: &mut Instance,
+    before: Option<&Instance>,
+    mut txn: Txn,
+) -> CloudResult<Result<Txn, String>> {
     if let Some((machine, pair)) = holder_of(cloud, record.instance).await? {
         record.attached = Some(machine);
         txn = txn.when(Compare::Unchanged(pair.key, pair.mod_revision));
     }
-    Ok(txn)
+    // That may be brought back at this moment, with the volume, which is its own by its record.
+    let former = before.and_then(|before| before.attached);
+    if let Some(former) = former.filter(|former| record.attached.is_some_and(|has| has != *former)) {
+        match lost_by(cloud, former, record.instance).await? {
+            Some(compares) => txn = txn.when_all(compares),
+            None => {
+                return Ok(Err(format!("instance {former} has it; once that has let go of it, heal again")));
+            }
+        }
+    }
+    Ok(Ok(txn))
 }
 
 /// Has the machine that has a volume have it no more; none where nobody has it.

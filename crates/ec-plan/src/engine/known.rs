@@ -300,9 +300,10 @@ impl Known {
         let wish = &request.power;
         let is_pending = |status: &Status| {
             // By which one is started again that was brought back, whose wish has no number; also where that failed.
+            let is_up = matches!(self.observed.domain, Some(RunState::Running | RunState::Paused(_)));
             let is_start = match status.state {
                 State::Starting => true,
-                State::Error => is_built(status) && wish.power == Power::Running,
+                State::Error => is_built(status) && wish.power == Power::Running && !is_up,
                 _ => false,
             };
             status.power_generation < wish.generation || is_start && status.power_generation == 0
@@ -651,13 +652,17 @@ mod tests {
             assert_eq!(healed.facts(at(0.0)).power.pending, pending, "{state}, {carried_out}");
         }
         // Its start failed: tried on, and its reason stands meanwhile. What shall not run is not started.
-        for (power, started, pending) in
-            [(Power::Running, Some(1), true), (Power::Running, None, false), (Power::Stopped, Some(1), false)]
-        {
+        for (power, started, domain, pending) in [
+            (Power::Running, Some(1), None, true),
+            (Power::Running, Some(1), Some(RunState::Running), false),
+            (Power::Running, None, None, false),
+            (Power::Stopped, Some(1), None, false),
+        ] {
             let mut failed = wished(PowerWish { power, ..unnumbered.clone() }, 0, started);
+            failed.observed.domain = domain;
             let StatusEntry::Known(status, _) = &mut failed.status else { panic!("it is known") };
             status.state = State::Error;
-            assert_eq!(failed.facts(at(0.0)).power.pending, pending, "{power:?}, {started:?}");
+            assert_eq!(failed.facts(at(0.0)).power.pending, pending, "{power:?}, {started:?}, {domain:?}");
         }
         // Of one that is to run again, what its status was written with is done; a reboot that is wished since is not.
         for (carried_out, started, wished_since, is_anew) in [
