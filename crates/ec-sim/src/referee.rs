@@ -29,6 +29,7 @@ use serde_json::Value;
 
 pub(crate) use room::{marked, offered_by};
 pub(crate) use served::Question;
+pub(crate) use volumes::restored_of;
 pub(crate) use wishes::asked_of;
 
 use self::{answers::Being, catalog::Lives, keys::told};
@@ -111,6 +112,8 @@ pub(crate) struct Known {
     pub(crate) resize_acknowledged: Option<Timestamp>,
     /// The wish for a new disk of which its first one was made, by what its agent had told to have taken up.
     made_of: Option<Timestamp>,
+    /// The URLs of all that its disks, and what was to take their place, were made of.
+    disks_of: BTreeSet<String>,
     /// A guest may have written the disk that there is now.
     wrote_disk: bool,
     /// So many disks were replaced that a guest may have written.

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     door::content,
+    referee::restored_of,
     user::{acknowledged, await_active, image, someone, told},
     world::{Actor, World},
 };
@@ -282,9 +283,14 @@ pub(crate) async fn restore_all(
         Restoring::Step(_) | Restoring::Ended => {}
     };
     world.log(actor, format!("restore snapshot {snapshot}"));
+    let before = restored_of(world, snapshot);
     let restored = restore_snapshot(cloud, snapshot, 5, PATIENCE, stop, told_of).await;
     told(world, actor, restored)?;
     world.log(actor, format!("is told: {snapshot} is restored"));
+    let mut copies = restored_of(world, snapshot);
+    // What it was given since is as it was.
+    copies.retain(|disk, _| before.contains_key(disk));
+    world.judge(|referee, _| referee.told_restored(&copies));
     Ok(())
 }
 

@@ -498,7 +498,9 @@ fn of_replica(
 /// Every transaction but one about whose turn it is writes the clock, in the history that its replica knows.
 fn of_clock(txn: &Txn, op: &Op, old: Option<&KeyValue>, lacking: &mut Vec<String>) -> Vec<String> {
     let [clock, epoch, turn] = ["clock", "epoch", "turn"].map(|name| format!("{PLACEMENT}/{name}"));
-    if *op.key() == turn {
+    // With what it was taken for it goes, as its replica knows of nobody who took it since: at worst others wait for that one less.
+    let goes_along = matches!(op, Op::Delete(_)) && txn.then.len() > 1;
+    if *op.key() == turn && !goes_along {
         return vec![turn];
     }
     let is_known = |compare: &Compare| matches!(compare, Compare::NotBefore(key, _) if *key == clock);

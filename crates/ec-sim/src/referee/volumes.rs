@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::Operation;
 use ec_model::{
-    Attachment, CopyOf, Desired, Instance, InstanceId, NodeId, Request, State, Status, Workload, decode,
+    Attachment, CopyOf, Desired, ImageRef, Instance, InstanceId, NodeId, Request, State, Status, Workload,
+    decode,
 };
 use ec_store::{Compare, KeyValue, Op, Txn};
 use jiff::Timestamp;
@@ -60,7 +61,35 @@ fn is_doomed(world: &World, instance: InstanceId) -> bool {
     })
 }
 
+/// What is made anew of which copy where this snapshot is restored, as the instance stands by now.
+pub(crate) fn restored_of(world: &World, snapshot: InstanceId) -> BTreeMap<InstanceId, String> {
+    let record = |of: InstanceId| {
+        let pair = content(world, &world.keys.instance(of))?;
+        decode::<Instance>(&pair.value).ok()
+    };
+    let copied = record(snapshot).and_then(|record| record.spec.image.copied());
+    let Some((machine, copied)) = copied.and_then(|copied| Some((record(copied.disk)?, copied))) else {
+        return BTreeMap::new();
+    };
+    let own = CopyOf::disk(Workload::Volume, snapshot);
+    let url = |of: &CopyOf| ImageRef::copy_of(of).url;
+    let has = |volume: &InstanceId| machine.volumes.iter().any(|has| has.volume == *volume);
+    let beside = copied.beside.iter().filter(|volume| has(volume));
+    let beside = beside.map(|volume| (*volume, url(&CopyOf { held: Some(*volume), ..own.clone() })));
+    let first = Attachment::root_of(&machine.volumes).unwrap_or(machine.instance);
+    beside.chain([(first, url(&own))]).collect()
+}
+
 impl Referee {
+    /// A user was told that a snapshot is restored, of which these are the copies.
+    pub(crate) fn told_restored(&mut self, copies: &BTreeMap<InstanceId, String>) {
+        for (disk, of) in copies {
+            if !self.restored && !self.known(*disk).disks_of.contains(of) {
+                self.found(format!("the disk of {disk} was told to be restored, and was never made of {of}"));
+            }
+        }
+    }
+
     /// A volume is asked for by one machine at most, and none that a machine is to have is asked to end.
     pub(super) fn look_at_volumes(
         &mut self,
@@ -245,11 +274,17 @@ impl Referee {
         late: bool,
     ) {
         let is_made = matches!(what, Operation::CreateOverlay | Operation::CreateVolume);
-        if late || !(is_made || what == Operation::ReplaceOverlay) {
+        if !(is_made || matches!(what, Operation::CreateSuccessor | Operation::ReplaceOverlay)) {
             return;
         }
         let request = content(world, &world.keys.request(node, instance));
         let Some(request) = request.and_then(|pair| decode::<Request>(&pair.value).ok()) else { return };
+        if let Some(spec) = &request.spec {
+            self.known.entry(instance).or_default().disks_of.insert(spec.image.url.clone());
+        }
+        if late || what == Operation::CreateSuccessor {
+            return;
+        }
         let wished_at = request.rebuild.map(|wish| wish.wished_at);
         let status = content(world, &world.keys.status(node, instance));
         let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
