@@ -230,7 +230,7 @@ fn decide(facts: &Facts, limits: &Limits) -> Plan {
             destroy(&[], "its user destroyed it, and its disk has not come")
         }
         Wanted::Destroyed if let Some(copy) = facts.copied_by => {
-            Plan::after_copy(facts, copy, Some((State::Destroying, "")))
+            Plan::after_copy(facts, copy, Some(State::Destroying))
         }
         Wanted::Destroyed => destroy(&[Release], "its user destroyed it"),
         // What cannot be seen is not judged. A destroy takes everything, whatever it is.
@@ -348,10 +348,9 @@ impl Plan {
         Self { next: Next::Wait(until), why: why.into() }
     }
 
-    /// Waits until the copy of its disk is made that was wished before, and tells so in this state, with how its guest is meanwhile.
-    fn after_copy(facts: &Facts, copy: InstanceId, telling: Option<(State, &str)>) -> Self {
-        let (state, so) = telling.unzip();
-        let why = format!("{}{copy} is to be a copy of its disk{BEFORE}", so.unwrap_or_default());
+    /// Waits until the copy of its disk is made that was wished before, and tells so in this state.
+    fn after_copy(facts: &Facts, copy: InstanceId, state: Option<State>) -> Self {
+        let why = format!("{copy} is to be a copy of its disk{BEFORE}");
         match state.map(|state| Self::tell(facts, state, &why)) {
             Some(tell @ Self { next: Next::Run(_), .. }) => tell,
             _ => Self { next: Next::Wait(Until::Copied), why: why.into() },

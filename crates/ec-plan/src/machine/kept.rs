@@ -326,7 +326,7 @@ pub(super) fn forgotten(facts: &Facts) -> Plan {
 }
 
 /// Whether its policy has it started again. What somebody ended by hand is left to them.
-pub(super) fn restarts(facts: &Facts, why: End) -> bool {
+fn restarts(facts: &Facts, why: End) -> bool {
     let failed = matches!(why, End::Crashed | End::ByHypervisor);
     facts.power.wanted == Power::Running
         && match facts.power.restart {
@@ -337,7 +337,7 @@ pub(super) fn restarts(facts: &Facts, why: End) -> bool {
 }
 
 /// Whether it was told that its policy starts it again, and nobody wished otherwise since.
-pub(super) fn is_to_restart(facts: &Facts) -> bool {
+fn is_to_restart(facts: &Facts) -> bool {
     let told = known(facts).and_then(|status| status.reason.as_deref());
     facts.power.wanted == Power::Running && facts.power.restart != Restart::No && is_started_again(told)
 }

@@ -10,22 +10,21 @@
 //! What is noted stands in the node's own record: an etcd that was put back has no disk made anew a second time. A crash
 //! before that has the overlay made once more, on which no guest ran yet; a copy that is whole and of this wish is taken.
 
-use ec_model::{InstanceId, Power, RunState, State};
+use ec_model::{Power, RunState, State};
 
 use super::{
     Announce, BEFORE, Effect, NoteRebuild, Plan, PowerOff, PrepareRebuild, Reopen, ReplaceDisk, is_up,
-    kept::{is_to_restart, restarts, uncounted},
-    known, state,
+    kept::uncounted, known, state,
 };
 use crate::{Facts, KnownStatus, Limits, RecordFacts};
 
 /// What is left to do of the wish.
 pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
     if facts.is_to_be_rebuilt() {
-        return match facts.copied_by {
-            Some(copy) => wait(facts, copy),
-            None => Some(make(facts)),
-        };
+        return Some(match facts.copied_by {
+            Some(copy) => Plan::after_copy(facts, copy, Some(State::Rebuilding)),
+            None => make(facts),
+        });
     }
     let status = known(facts)?;
     let mut effects = Vec::new();
@@ -38,30 +37,6 @@ pub(super) fn rebuild(facts: &Facts, _: &Limits) -> Option<Plan> {
         });
     }
     (!effects.is_empty()).then(|| Plan::run(effects, "telling what came of the wish for a new disk"))
-}
-
-/// What is told of a guest that is up while its disk waits to be copied: where its host is started anew meanwhile, it is started.
-const RUNS_ON: &str = "it runs on: ";
-
-/// Waits until the copy is made, which may take hours: whatever starts its guest otherwise starts it meanwhile, too.
-fn wait(facts: &Facts, copy: InstanceId) -> Option<Plan> {
-    if facts.observed.volume && facts.power.wanted == Power::Running {
-        let ran_on = |status: &KnownStatus| {
-            let reason = status.reason.as_deref();
-            status.state == State::Rebuilding && reason.is_some_and(|reason| reason.starts_with(RUNS_ON))
-        };
-        match facts.observed.domain {
-            Some(RunState::NotStarted | RunState::Ended(_)) if facts.power.pending => return None,
-            Some(RunState::Ended(why)) if restarts(facts, why) => return None,
-            Some(RunState::NotStarted) if is_to_restart(facts) => return None,
-            Some(RunState::NotStarted) if known(facts).is_some_and(ran_on) => {
-                return Some(Plan::run(vec![Reopen(0)], "starting it until its disk is copied"));
-            }
-            _ => {}
-        }
-    }
-    let so = if is_up(facts) { RUNS_ON } else { "" };
-    Some(Plan::after_copy(facts, copy, Some((State::Rebuilding, so))))
 }
 
 /// What came of it is to be told, where that is not.

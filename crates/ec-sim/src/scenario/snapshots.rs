@@ -53,11 +53,6 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(before_rebuild(stage)),
     ),
     Scenario::new(
-        "power-cut-before-a-rebuild",
-        "a guest whose new disk waits for a copy of the one that it has is started after a power cut, and ends when the copy is there",
-        |stage| Box::pin(cut_before_rebuild(stage)),
-    ),
-    Scenario::new(
         "copy-before-a-delete",
         "a volume is to be made anew, to go to another node, and then to be deleted, each while a copy of it is being made: that is made first",
         |stage| Box::pin(before_delete(stage)),
@@ -131,25 +126,6 @@ async fn before_rebuild(stage: Stage) {
     stage.start(1);
     stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
     stage.until_gone(guest).await;
-}
-
-async fn cut_before_rebuild(stage: Stage) {
-    let guest = stage.ready("web").await;
-    let hypervisor = &stage.node(1).hypervisor;
-    let replaced = || hypervisor.effects(Operation::ReplaceOverlay, guest);
-    hypervisor.set_latency(Operation::CreateVolume, LONG);
-    let copy = asked_for(&stage, guest).await;
-    stage.pass(5).await;
-    stage.user(2).asks(guest, &Verb::Rebuild(None)).await;
-    stage.until(guest, "told to wait", |is| is.is(State::Rebuilding) && is.says("is made before")).await;
-    stage.crash(1).await;
-    stage.pass(30).await;
-    stage.start(1);
-    let runs_on = |is: &Sight| is.is(State::Rebuilding) && is.says("it runs on") && is.runs();
-    stage.until(guest, "up again, and waiting", runs_on).await;
-    stage.demand(replaced() == 0, "it has its disk still").await;
-    stage.until(copy, "there", |is| is.is(State::Active) && is.volume).await;
-    stage.until(guest, "well with a new disk", |is| is.is_well() && replaced() == 1).await;
 }
 
 async fn before_delete(stage: Stage) {

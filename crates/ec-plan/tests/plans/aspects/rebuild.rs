@@ -1,7 +1,7 @@
 //! A user's wish for a new disk, and for other metadata.
 
 use Effect::{KeepIntent, NoteRebuild, PowerOff, PrepareRebuild, ReplaceDisk, Reread};
-use ec_model::{Handover, InstanceId, NodeId, Restart};
+use ec_model::{Handover, InstanceId, NodeId};
 use ec_plan::{RebuildFacts, fingerprint};
 use jiff::Timestamp;
 
@@ -173,53 +173,11 @@ fn a_guest_is_told_other_metadata_when_it_is_wished_and_not_again() {
 }
 
 #[test]
-fn a_guest_whose_disk_waits_to_be_copied_is_started_as_ever() {
-    let copy: InstanceId = "00000000-0000-0000-0000-000000000007".parse().unwrap();
-    let told = |so: &str| {
-        let why = format!("{so}{copy} is to be a copy of its disk, and is made before that is otherwise");
-        status(State::Rebuilding, Some(&why), true, true)
-    };
-    let waits = |status, domain| Facts {
-        copied_by: Some(copy),
-        status,
-        ..rebuilds(Some(1), None, None, State::Rebuilding, domain)
-    };
-    let with = |power, facts: Facts| Facts { power, ..facts };
-    let pending = || PowerFacts { pending: true, ..PowerFacts::default() };
-    let policy = || PowerFacts { restart: Restart::Always, ..PowerFacts::default() };
-    let stopped = || PowerFacts { wanted: Power::Stopped, ..PowerFacts::default() };
-    let (up, down) = (|| told("it runs on: "), || told(""));
-    let ended = |why| Some(RunState::Ended(why));
-    let start = || Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart]);
-    all([
-        (waits(up(), RUNS), Waits(Until::Copied)),
-        // Its host was started anew.
-        (waits(up(), NOT_STARTED), Runs(&[Reopen(0)])),
-        (with(pending(), waits(status(State::Starting, None, true, true), NOT_STARTED)), start()),
-        (with(pending(), waits(up(), ended(End::ByHand))), start()),
-        (
-            with(policy(), waits(up(), ended(End::Crashed))),
-            Tells(State::Stopped, "it is started again in", &[]),
-        ),
-        // It did not run, or is not to.
-        (waits(up(), ended(End::ByGuest)), Tells(State::Rebuilding, "to be a copy of its disk", &[])),
-        (waits(down(), ended(End::ByGuest)), Waits(Until::Copied)),
-        (waits(down(), NOT_STARTED), Waits(Until::Copied)),
-        (with(stopped(), waits(down(), NOT_STARTED)), Waits(Until::Copied)),
-        (
-            with(stopped(), waits(up(), NOT_STARTED)),
-            Tells(State::Rebuilding, "to be a copy of its disk", &[]),
-        ),
-    ]);
-}
-
-#[test]
 fn a_disk_that_is_to_be_copied_stays_as_it_is_until_it_is() {
     let copy: InstanceId = "00000000-0000-0000-0000-000000000007".parse().unwrap();
     let waits = |facts: Facts| Facts { copied_by: Some(copy), ..facts };
     let told = |state| {
-        let so = if state == State::Rebuilding { "it runs on: " } else { "" };
-        let why = format!("{so}{copy} is to be a copy of its disk, and is made before that is otherwise");
+        let why = format!("{copy} is to be a copy of its disk, and is made before that is otherwise");
         status(state, Some(&why), true, true)
     };
     let wait = || Waits(Until::Copied);
