@@ -291,17 +291,20 @@ pub(crate) async fn kept_for(
     before: Option<&Instance>,
     mut txn: Txn,
 ) -> CloudResult<Result<Txn, String>> {
-    if let Some((machine, pair)) = holder_of(cloud, record.instance).await? {
+    let former = before.and_then(|before| before.attached);
+    if let Some((machine, pair)) = holder_of(cloud, record.instance, former).await? {
         record.attached = Some(machine);
         txn = txn.when(Compare::Unchanged(pair.key, pair.mod_revision));
     }
     // That may be brought back at this moment, with the volume, which is its own by its record.
-    let former = before.and_then(|before| before.attached);
     if let Some(former) = former.filter(|former| record.attached.is_some_and(|has| has != *former)) {
         match lost_by(cloud, former, record.instance).await? {
             Some(compares) => txn = txn.when_all(compares),
             None => {
-                return Ok(Err(format!("instance {former} has it; once that has let go of it, heal again")));
+                let volume = record.instance;
+                return Ok(Err(format!(
+                    "instance {former} has it: `eschedule heal {former}` brings that back, `eschedule volume detach {volume}` takes it from there"
+                )));
             }
         }
     }

@@ -70,16 +70,18 @@ pub(super) fn as_read(key: String, revision: Revision) -> Compare {
     }
 }
 
-/// The machine that is to have a volume, by its record, whatever that of the volume says.
+/// The machine that is to have a volume, by its record, whatever that of the volume says; where there are several, this one.
 pub(super) async fn holder_of(
     cloud: &Cloud,
     volume: InstanceId,
+    rather: Option<InstanceId>,
 ) -> CloudResult<Option<(InstanceId, KeyValue)>> {
     let pairs = cloud.store.list(&cloud.keys.instances()).await?.pairs;
-    Ok(pairs.into_iter().find_map(|pair| {
+    let has = |pair: KeyValue| {
         let machine = decode::<Instance>(&pair.value).ok()?;
         machine.volumes.iter().any(|has| has.volume == volume).then_some((machine.instance, pair))
-    }))
+    };
+    Ok(pairs.into_iter().filter_map(has).min_by_key(|(machine, _)| Some(*machine) != rather))
 }
 
 /// Writes into a volume's record that nobody has it, where its machine has it no more. It need not be: whoever wants the
@@ -152,7 +154,7 @@ pub(super) async fn given_to(
 ) -> CloudResult<Option<InstanceId>> {
     match record {
         Some(record) => Ok(record.attached),
-        None => Ok(holder_of(cloud, volume).await?.map(|(holder, _)| holder)),
+        None => Ok(holder_of(cloud, volume, None).await?.map(|(holder, _)| holder)),
     }
 }
 

@@ -308,9 +308,14 @@ impl Known {
             };
             status.power_generation < wish.generation || is_start && status.power_generation == 0
         };
-        // Of one that is to run once more without a new wish: its guest was ended for this one before, or long ago.
+        // Of one that is to run once more without a new wish: its guest was ended for this one before, or long ago. So it is told
+        // then; in any other state it has yet to be ended.
+        let ran = matches!(self.record, RecordFacts::Kept { started: true, .. });
         let was_ended = |status: &Status| {
-            is_built(status) && status.power_generation == 0 && status.observed_generation >= wish.generation
+            (ran || is_built(status))
+                && matches!(status.state, State::Starting | State::Error)
+                && status.power_generation == 0
+                && status.observed_generation >= wish.generation
         };
         PowerFacts {
             // Nothing is wished of its power while it boots from its rescue disk: it runs, until it ends by itself.
@@ -624,6 +629,20 @@ mod tests {
         }
     }
 
+    /// What a node keeps of one that was started.
+    fn kept_started() -> RecordFacts {
+        RecordFacts::Kept {
+            started: true,
+            rebuilt: None,
+            metadata: 0,
+            root: None,
+            intent: None,
+            rescued: None,
+            size: crate::SizeFacts::default(),
+            rescue_begun: false,
+        }
+    }
+
     #[test]
     fn a_wish_is_pending_until_the_status_tells_that_it_was_carried_out() {
         let wish = PowerWish { power: Power::Stopped, generation: 5, grace_seconds: 7, anew: true };
@@ -633,7 +652,7 @@ mod tests {
                 wanted: Power::Stopped,
                 pending,
                 generation: 5,
-                anew: carried_out != 0,
+                anew: true,
                 grace: Duration::from_secs(7),
                 restart: Restart::Always,
             };
@@ -665,18 +684,22 @@ mod tests {
             assert_eq!(failed.facts(at(0.0)).power.pending, pending, "{power:?}, {started:?}, {domain:?}");
         }
         // Of one that is to run again, what its status was written with is done; a reboot that is wished since is not.
-        for (carried_out, started, wished_since, is_anew) in [
-            (0, Some(1), false, false),
-            (0, Some(1), true, true),
-            (4, Some(1), false, true),
+        for (state, carried_out, started, wished_since, is_anew) in [
+            (State::Error, 0, Some(1), false, false),
+            (State::Starting, 0, Some(1), false, false),
+            (State::Error, 0, Some(1), true, true),
+            (State::Error, 4, Some(1), false, true),
+            // Nothing of it was ended yet.
+            (State::Rebooting, 0, Some(1), false, true),
+            (State::Active, 0, Some(1), false, true),
             // Never built: what it is called tells nothing of a start.
-            (0, None, false, true),
+            (State::Error, 0, None, false, true),
         ] {
             let generation = if wished_since { 10 } else { 9 };
             let reboot = PowerWish { power: Power::Running, generation: 9, ..wish.clone() };
             let mut again = wished(reboot.clone(), carried_out, started);
             let StatusEntry::Known(status, _) = &mut again.status else { panic!("it is known") };
-            (status.state, status.reason) = (State::Error, Some("it did not start".to_owned()));
+            (status.state, status.reason) = (state, Some("it did not start".to_owned()));
             let Some(Requested { record: Ok(request), .. }) = &mut again.request else {
                 panic!("it is asked for")
             };
@@ -685,22 +708,21 @@ mod tests {
             assert_eq!(
                 (power.pending, power.anew),
                 (true, is_anew),
-                "{carried_out} {started:?} {wished_since}"
+                "{state} {carried_out} {started:?} {wished_since}"
             );
         }
+        // Nobody noted that its start worked, and its record tells of one.
+        let mut ran = wished(PowerWish { power: Power::Running, ..wish.clone() }, 0, None);
+        ran.record = kept_started();
+        let StatusEntry::Known(status, _) = &mut ran.status else { panic!("it is known") };
+        status.state = State::Error;
+        assert!(!ran.facts(at(0.0)).power.anew);
         let mut rescued = wished(wish.clone(), 5, None);
         for (failed, wanted) in [(false, Power::Running), (true, Power::Stopped)] {
             let rescue = RescuedFacts { wished_at: Timestamp::UNIX_EPOCH, failed };
-            rescued.record = RecordFacts::Kept {
-                started: true,
-                rebuilt: None,
-                metadata: 0,
-                root: None,
-                intent: None,
-                rescued: Some(rescue),
-                size: crate::SizeFacts::default(),
-                rescue_begun: false,
-            };
+            rescued.record = kept_started();
+            let RecordFacts::Kept { rescued: was, .. } = &mut rescued.record else { panic!("it is kept") };
+            *was = Some(rescue);
             assert_eq!(rescued.facts(at(0.0)).power.wanted, wanted, "from its rescue disk it runs");
         }
         let mut lost = wished(wish, 0, None);
