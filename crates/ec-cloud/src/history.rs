@@ -171,6 +171,21 @@ pub(crate) async fn note_end(cloud: &Cloud, asked: Asked, txn: Txn) -> CloudResu
     note(cloud, asked, txn, Some(lease)).await
 }
 
+/// Has the history of an instance of which nothing else is left go by itself some time from now, where it would not: somebody took all
+/// else away by hand.
+pub(crate) async fn let_fade(cloud: &Cloud, instance: InstanceId) -> CloudResult<()> {
+    let key = cloud.keys.actions(instance);
+    let Some(pair) = cloud.store.get(&key).await?.0.filter(|pair| pair.lease.is_none()) else {
+        return Ok(());
+    };
+    let lease = cloud.store.grant_for(&key, RETENTION).await?;
+    let txn = Txn::new()
+        .when(Compare::Unchanged(key.clone(), pair.mod_revision))
+        .when(Compare::Absent(cloud.keys.instance(instance)));
+    cloud.store.txn(txn.put_leased(key, pair.value, lease)).await?;
+    Ok(())
+}
+
 /// The instance that is called so, or else the volume, of which there is a history, too.
 async fn machine_or_volume(cloud: &Cloud, text: &str) -> CloudResult<InstanceId> {
     // A volume's name may be the beginning of a uuid, too.

@@ -14,6 +14,7 @@ use tokio::time::Instant;
 use crate::{
     Cloud, CloudError, CloudResult, Kind,
     group::drop_failed,
+    history::let_fade,
     image::{delete_copy, left_over},
     intent::{drop_alone, sweep, wanted},
     lookup::CONCURRENCY,
@@ -21,6 +22,9 @@ use crate::{
 
 /// What takes so long to be unavailable does not answer. That a record of one cannot be read is told at once.
 const AWAY: Duration = Duration::from_secs(4);
+
+/// So many histories of which nothing else is left are looked at by one look.
+const FADING: usize = 64;
 
 /// Seconds that clocks may differ by where what somebody left is known by its age. Who is at an image says so each minute, and
 /// what is ten minutes old is left.
@@ -139,7 +143,8 @@ pub async fn tend_nodes(
 
 /// Takes away what killed commands and instances that failed long ago left: records that nobody asks for and no
 /// agent tells of, their names and memberships, and claims that were never requested; names and memberships whose records
-/// are gone, unless their nodes are asked for them; and places in groups of what failed before it ever ran. Answers whose. And it deletes copies of disks for images that nobody sends any more.
+/// are gone, unless their nodes are asked for them; and places in groups of what failed before it ever ran. Answers whose. And it deletes copies of disks for images that nobody sends any more,
+/// and has histories fade of which nothing else is left.
 ///
 /// # Errors
 /// etcd does not answer, and nothing was done.
@@ -147,13 +152,15 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_members());
     let names = [Workload::Machine, Workload::Volume].map(|kind| keys.all_names(kind));
-    let (requests, statuses, records, members, names, volumes) = tokio::try_join!(
+    let histories = keys.all_actions();
+    let (requests, statuses, records, members, names, volumes, histories) = tokio::try_join!(
         cloud.store.keys(&prefixes.0),
         cloud.store.keys(&prefixes.1),
         cloud.store.keys(&prefixes.2),
         cloud.store.keys(&prefixes.3),
         cloud.store.keys(&names[0]),
-        cloud.store.keys(&names[1])
+        cloud.store.keys(&names[1]),
+        cloud.store.keys(&histories)
     )?;
     let of_it = |(_, instance)| instance;
     let requested: HashSet<InstanceId> =
@@ -191,6 +198,20 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
             if !tended.note(dropped.map(|is| is.then_some(Cleared { instance, request_id: None }))) {
                 return Ok(tended);
             }
+        }
+    }
+    let of_nobody = |key: &String| {
+        let instance = key.strip_prefix(&keys.all_actions())?.parse().ok()?;
+        (!recorded.contains(&instance) && !spoken_of.contains(&instance)).then_some(instance)
+    };
+    let faded: Vec<InstanceId> = histories.iter().filter_map(of_nobody).collect();
+    // Nearly all are of what was destroyed, and go by themselves: each look asks some, by turns.
+    let first = usize::try_from(cloud.host.now().as_second()).unwrap_or(0);
+    for instance in
+        faded.iter().cycle().skip(first.checked_rem(faded.len()).unwrap_or(0)).take(FADING.min(faded.len()))
+    {
+        if !tended.note(let_fade(cloud, *instance).await.map(|()| None)) {
+            return Ok(tended);
         }
     }
     let alone = recorded.into_iter().filter(|instance| !spoken_of.contains(instance));

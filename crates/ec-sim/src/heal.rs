@@ -540,20 +540,15 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
     ] {
         found.extend(world.store.content(prefix).pairs.into_iter().map(|pair| (BOUND, pair.key)));
     }
-    // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word that is,
-    // has nothing by which it would think of it; nor has anybody where its record was taken, and then etcd put back.
-    let forgotten = |is_gone: fn(&Known, bool) -> bool| -> BTreeSet<InstanceId> {
-        world.judge(|referee, _| {
-            let gone = referee
-                .instances()
-                .filter(|(_, known)| known.request_lost && is_gone(known, referee.restored));
-            gone.map(|(instance, _)| instance).collect()
-        })
-    };
-    for (prefix, forgotten) in [
-        ("/ecompute/actions/", forgotten(|_, restored| restored)),
-        ("/ecompute/outcomes/", forgotten(|known, _| known.vanished || known.is_volume && known.disturbed)),
-    ] {
+    // A history goes by itself. Where somebody took all else of an instance from its node and from etcd, its agent, whose word what
+    // came of it is, has nothing by which it would think of it.
+    let is_gone =
+        |known: &Known| known.request_lost && (known.vanished || known.is_volume && known.disturbed);
+    let forgotten: BTreeSet<InstanceId> = world.judge(|referee, _| {
+        let gone = referee.instances().filter(|(_, known)| is_gone(known));
+        gone.map(|(instance, _)| instance).collect()
+    });
+    for (prefix, forgotten) in [("/ecompute/actions/", BTreeSet::new()), ("/ecompute/outcomes/", forgotten)] {
         let is_forgotten = |key: &str| {
             let of = key.rsplit('/').next().and_then(|name| name.parse().ok());
             of.is_some_and(|of| forgotten.contains(&of))

@@ -350,6 +350,22 @@ async fn a_wish_after_one_by_a_clock_that_was_ahead_is_noted_with_when_it_was_as
     assert_eq!(lock.asked_at, None);
 }
 
+#[tokio::test]
+async fn the_history_of_what_somebody_took_away_by_hand_goes_by_itself() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let memory = &world.etcd.memory;
+    let made = [0, 1].map(async |_| world.schedule(QUERY, None).await.unwrap().unwrap());
+    let [gone, stays] = futures::future::join_all(made).await.try_into().unwrap();
+    let lost = Txn::new()
+        .delete(world.keys.instance(gone.instance))
+        .delete(world.keys.request(gone.node, gone.instance));
+    memory.txn(lost).await.unwrap();
+    let lease = |of: &Scheduled| world.under(&world.keys.actions(of.instance))[0].lease;
+    assert_eq!([lease(&gone), lease(&stays)], [None, None]);
+    crate::tend_instances(&world.cloud()).await.unwrap();
+    assert_eq!([lease(&gone).is_some(), lease(&stays).is_some()], [true, false]);
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_could_not_be_made_anew_is_told_so_until_it_is_asked_for_again() {
     let world = World::new(1, 0, &[]).await.roomy(9);
