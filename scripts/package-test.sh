@@ -144,6 +144,11 @@ for port in 8080 18090; do
   inside sh -c "cd /etc/ecompute && curl --noproxy '*' -fsS --cacert ca.pem --cert monitoring.pem --key monitoring.key https://127.0.0.1:$port/metrics" |
     grep -c _build_info >/dev/null || die "no numbers at port $port"
 done
+# As who mends a unit that fails all along: more starts in a row than systemd's five.
+for _ in 1 2 3 4 5 6; do inside systemctl restart mdserver || die "mdserver cannot be started again"; done
+for unit in "${units[@]}"; do
+  [ "$(inside systemctl show -p StartLimitIntervalUSec --value "$unit")" = 0 ] || die "$unit stays down once it has failed some times in a row"
+done
 say "enabled and started"
 
 inside eschedule --wait --timeout 300 --name web 'resources=VCPU:1,MEMORY_MB:128,DISK_GB:1' file:///srv/images/tiny.qcow2 >"$work/guest.log" 2>&1 ||

@@ -162,6 +162,7 @@ began=$SECONDS
 follow '## Packages'
 follow '## The first host'
 [ "$(in_machine h1 systemctl show -p Restart --value etcd)" = always ] || die "an etcd that ends by itself stays down"
+[ "$(in_machine h1 systemctl show -p StartLimitIntervalUSec --value etcd)" = 0 ] || die "an etcd that fails in a row stays down"
 follow '## Each host'
 for host in "${hosts[@]}"; do until_done 60 "$host is a node" node_is $host True False; done
 say "three nodes, $((SECONDS - began)) s after the first line of the page (packages were fetched before)"
