@@ -30,11 +30,11 @@ run() {
   said=$("$@" 2>&1) || die "$1 failed: ${said%%$'\n'*}"
 }
 
-work=$(mktemp -d)
-trap 'rm -rf "$work" "${half-}"' EXIT
-half=$({ mkdir -p "$(dirname "$out")" && mktemp "$out.XXXXXX"; } 2>/dev/null) || die "$out cannot be written"
+# Beside what is made: programs of packages run from here, and of /tmp many machines let nothing be run.
+work=$({ mkdir -p "$(dirname "$out")" && mktemp -d "$out.work.XXXXXX"; } 2>/dev/null) || die "$out cannot be written"
+trap 'rm -rf "$work"' EXIT
 packages=$(realpath -m "${2:-$work/packages}")
-tree=$work/tree root=$work/root
+tree=$work/tree root=$work/root half=$work/half.qcow2
 mkdir -p "$packages" "$tree" "$root"
 # Equal inputs shall give equal images.
 export SOURCE_DATE_EPOCH=1700000000
@@ -83,7 +83,8 @@ mkdir -p "$root"/{bin,sbin,usr/bin,usr/sbin,etc/acpi/PWRF,etc/dropbear,proc,sys,
   "$root"/{lib/x86_64-linux-gnu,lib64,lib/modules}
 find_one() { find "$tree" -name "$1" \( -type f -o -type l \) | sort | head -1; }
 cp "$(find_one busybox)" "$root/bin/busybox"
-for applet in $("$root/bin/busybox" --list); do
+applets=$("$root/bin/busybox" --list)
+for applet in $applets; do
   [ "$applet" = busybox ] || ln -s busybox "$root/bin/$applet"
 done
 ln -s ../bin/busybox "$root/sbin/init"
