@@ -2,17 +2,17 @@
 SHELL := /bin/bash
 # Built things that are worth keeping between runs.
 CACHE ?= /var/cache/etcd-compute
-# By which proxy packages are fetched, which sudo does not let through by itself.
-PROXIES := $(foreach name,http_proxy https_proxy no_proxy,$(if $($(name)),'$(name)=$($(name))'))
-SUDO := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo env)
-SUDO += $(if $(SUDO),$(PROXIES))
+# By which proxy packages and crates are fetched, which sudo does not let through by itself; by name, since a password may be in it, and
+# `sudo env http_proxy=…` would show that to all who look at processes.
+PROXIES := --preserve-env=http_proxy,https_proxy,no_proxy
+SUDO := $(shell [ "$$(id -u)" -eq 0 ] || echo sudo $(PROXIES))
 # Through sudo the user's own Rust serves.
 export PATH := $(PATH):$(shell getent passwd "$${SUDO_USER:-$$(id -un)}" | cut -d: -f6)/.cargo/bin:$(HOME)/.cargo/bin
 ifdef SUDO_USER
 export RUSTUP_HOME ?= $(shell getent passwd $(SUDO_USER) | cut -d: -f6)/.rustup
 # Who says `sudo make demo` keeps a target/ of their own, and their own cache of crates.
 ifeq ($(SUDO_USER),$(shell stat -c %U .))
-AS_OWNER := sudo -H -u $(SUDO_USER) env PATH="$(PATH)" RUSTUP_HOME="$(RUSTUP_HOME)"
+AS_OWNER := sudo $(PROXIES) -H -u $(SUDO_USER) env PATH="$(PATH)" RUSTUP_HOME="$(RUSTUP_HOME)"
 endif
 endif
 BUILD := $(AS_OWNER) cargo build --release --locked

@@ -59,15 +59,13 @@ fi
 as_root=()
 if [ "$(id -u)" -ne 0 ]; then
   command -v sudo >/dev/null || die "${missing[*]} are missing: run this as root, or install sudo"
-  as_root=(sudo)
+  # sudo lets none of these through by itself; by name, since all who look at processes would see a password in them.
+  as_root=(sudo --preserve-env=http_proxy,https_proxy,no_proxy)
 fi
-# sudo lets none of these through by itself.
-proxies=()
-for name in http_proxy https_proxy no_proxy; do [ -z "${!name-}" ] || proxies+=("$name=${!name}"); done
 # Machines that were just started install their updates: that is waited for.
 wait_for_lock=300
 apt() {
-  "${as_root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive "${proxies[@]}" apt-get -q -y -o "DPkg::Lock::Timeout=$wait_for_lock" "$@"
+  "${as_root[@]}" env LC_ALL=C DEBIAN_FRONTEND=noninteractive apt-get -q -y -o "DPkg::Lock::Timeout=$wait_for_lock" "$@"
 }
 
 # Fails with what apt says, also where it would only warn. The lock of the lists has no timeout of its own.

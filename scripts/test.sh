@@ -8,10 +8,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
-  # The user's own Rust serves, and what it builds is the user's again at the end.
+  # The user's own Rust serves, and what it builds is the user's again at the end. Proxies by name: a password in one is nobody's to see.
   rust=("RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}" "CARGO_HOME=${CARGO_HOME:-$HOME/.cargo}")
   code=0
-  sudo env "PATH=$PATH" "${rust[@]}" "$0" "$@" || code=$?
+  sudo --preserve-env=http_proxy,https_proxy,no_proxy env "PATH=$PATH" "${rust[@]}" "$0" "$@" || code=$?
   sudo chown -R "$(id -u):$(id -g)" target .cache "${CARGO_HOME:-$HOME/.cargo}"
   exit $code
 fi
