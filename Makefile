@@ -18,7 +18,7 @@ endif
 BUILD := $(AS_OWNER) cargo build --release --locked
 
 .PHONY: help demo demo-down test long newcomer bench check deny fuzz fuzz-placement sim guards mutants \
-  mutants-changed install deb deb-test page-test piuparts eschedule-static \
+  mutants-changed install uninstall deb deb-test page-test piuparts eschedule-static \
   upgrade-test shared-test
 
 help:
@@ -31,6 +31,7 @@ help:
 	@echo "make newcomer   install and demo on new Debian 12, Debian 13 and Ubuntu 24.04, in namespaces"
 	@echo "make bench      what we promise, beside the bare calls, as medians and ratios"
 	@echo "make install    programs, units, pages and completions, below DESTDIR and PREFIX (/usr/local)"
+	@echo "make uninstall  takes these away again; configuration stays, and so does what the programs made"
 	@echo "make deb        Debian packages, in target/deb; the same commit gives the same bytes"
 	@echo "make deb-test   these, and installs, upgrades, removes and purges them on a new machine of SUITES (bookworm)"
 	@echo "make page-test  follows docs/cluster.md word for word on three new machines, and tries what it promises"
@@ -65,6 +66,9 @@ install:
 	$(AS_OWNER) scripts/check-rust.sh
 	$(AS_OWNER) scripts/build-reproducible.sh
 	PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh
+
+uninstall:
+	PREFIX="$(PREFIX)" DESTDIR="$(DESTDIR)" scripts/install.sh remove
 
 deb:
 	$(AS_OWNER) scripts/check-rust.sh

@@ -1,6 +1,8 @@
 #!/bin/bash
 # Installs the built programs with all that belongs to them. `make install` calls it, and the Debian packages are made of
 # such a tree.
+# usage: install.sh             installs
+#        install.sh remove      takes that away again, for `make uninstall`: all but configuration, and what the programs made
 #
 #   PREFIX      where programs go [/usr/local]         DESTDIR  before every path, for packages [none]
 #   SYSCONFDIR  where ecompute/ with the configuration goes [/etc]
@@ -14,6 +16,27 @@ prefix=${PREFIX:-/usr/local} destdir=${DESTDIR:-} bin=${BIN:-target/package/rele
 sysconfdir=${SYSCONFDIR:-/etc} unitdir=${UNITDIR:-$prefix/lib/systemd/system} zshdir=${ZSHDIR:-$prefix/share/zsh/site-functions}
 share=$destdir$prefix/share
 daemons=(ecompute econtroller eplacement mdserver)
+
+case ${1-} in
+'') ;;
+remove)
+  for program in "${daemons[@]}" eschedule; do rm -f "$destdir$prefix/bin/$program"; done
+  rm -rf "$share/doc/etcd-compute" "$share/etcd-compute"
+  for daemon in "${daemons[@]}"; do rm -f "$destdir$unitdir/$daemon.service" "$share/man/man8/$daemon.8"; done
+  for kind in sysusers tmpfiles; do
+    for file in packaging/$kind.d/*; do rm -f "$destdir$prefix/lib/$kind.d/${file##*/}"; done
+  done
+  rm -f "$share/man/man1"/eschedule{,-*}.1
+  for program in eschedule eplacement; do
+    rm -f "$share/bash-completion/completions/$program" "$destdir$zshdir/_$program" "$share/fish/vendor_completions.d/$program.fish"
+  done
+  exit
+  ;;
+*)
+  echo "install: \`$1\` is not known: wanted remove, or nothing" >&2
+  exit 2
+  ;;
+esac
 
 for program in "${daemons[@]}" eschedule; do
   install -D -t "$destdir$prefix/bin" "$bin/$program"
