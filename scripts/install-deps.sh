@@ -41,6 +41,9 @@ demo) ;;
   ;;
 esac
 command -v dpkg-query >/dev/null || die "this needs Debian or Ubuntu; elsewhere, install yourself: ${packages[*]}"
+# Before anything is installed and built for long. The programs by themselves may do elsewhere; nobody has tried.
+[ "$level" = build ] || [ "$(dpkg --print-architecture)" = amd64 ] ||
+  die "guests of the demo and the tests, and packages, are for x86-64 only, and this is $(dpkg --print-architecture)"
 
 installed() { dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null | grep -qx installed; }
 find_missing() {
