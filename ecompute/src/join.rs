@@ -12,7 +12,7 @@ use ec_model::{NodeId, decode};
 use ec_pki::{
     Access, Bundle,
     config::{self, Found, quoted, quoted_path, served, trust},
-    is_same_authority, write, write_pair,
+    is_same_authority, make_directory, write, write_pair,
 };
 use ec_runtime::exit::{Failure, chain};
 
@@ -112,7 +112,7 @@ pub fn join(bundle: &Path, directory: &Path, state_dir: &Path) -> Result<Joined,
     }
     // Its cluster was made anew, perhaps; who did that knows.
     let before = fs::read_to_string(&authority).ok().filter(|there| known.is_some() && is_other(there));
-    fs::create_dir_all(&directory).map_err(failed("make directory", &directory))?;
+    make_directory(&directory).map_err(failed("make directory", &directory))?;
     let mut files = vec![("node.token", format!("{}\n", bundle.token), Access::Secret)];
     if let Some(keys) = &bundle.user_data_key {
         let path = directory.join(USER_DATA_KEY);
@@ -221,6 +221,8 @@ fn configuration(bundle: &Bundle, directory: &Path) -> String {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::PermissionsExt;
+
     use ec_model::encode;
     use ec_pki::Authority;
 
@@ -339,6 +341,27 @@ mod tests {
         fs::write(&file, "{}").unwrap();
         assert!(join(&file, &place, &state).is_err());
         assert_eq!(fs::read_to_string(place.join("node.token")).unwrap(), "new\n");
+    }
+
+    /// Run once more as a program of its own, whose umask is another.
+    #[test]
+    fn a_directory_that_join_makes_can_be_looked_into() {
+        let name = "join::tests::a_directory_that_join_makes_can_be_looked_into";
+        const IS_CHILD: &str = "EC_TEST_HAS_UMASK";
+        if std::env::var_os(IS_CHILD).is_none() {
+            let mut child = std::process::Command::new("sh");
+            child.args(["-c", "umask 077 && exec \"$0\" --exact \"$1\""]).env(IS_CHILD, "");
+            let output = child.arg(std::env::current_exe().unwrap()).arg(name).output().unwrap();
+            let told = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && told.contains("1 passed"), "{told}");
+            return;
+        }
+        let directory = tempfile::tempdir().unwrap();
+        let [file, place, state] = ["bundle", "etc", "state"].map(|name| directory.path().join(name));
+        let (authority, _) = Authority::create().unwrap();
+        fs::write(&file, encode(&bundle_of(&authority, NodeId::new(uuid::Uuid::from_u128(1))))).unwrap();
+        join(&file, &place, &state).unwrap();
+        assert_eq!(fs::metadata(&place).unwrap().permissions().mode() & 0o777, 0o755);
     }
 
     #[test]

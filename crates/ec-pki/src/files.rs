@@ -33,6 +33,23 @@ pub fn write(path: &Path, content: impl AsRef<[u8]>, access: Access) -> io::Resu
     File::open(directory(path))?.sync_all()
 }
 
+/// Makes the directory of such files, and those above it, where they are not there. Everybody may look into them, whatever the umask of
+/// who says it is: services read what is theirs as users of their own, and secrets are kept by the modes of their files.
+///
+/// # Errors
+/// Why it cannot be made.
+pub fn make_directory(path: &Path) -> io::Result<()> {
+    if path.is_dir() {
+        return Ok(());
+    }
+    make_directory(directory(path))?;
+    match fs::create_dir(path) {
+        // Another made it meanwhile.
+        Err(_) if path.is_dir() => Ok(()),
+        made => made.and_then(|()| fs::set_permissions(path, Permissions::from_mode(0o755))),
+    }
+}
+
 /// The same of a key and its certificate, which are of use together only: what breaks off before both are written whole leaves those
 /// that were there.
 ///
@@ -190,6 +207,33 @@ mod tests {
             write(&path, "secret", Access::Secret).unwrap();
             assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, kept);
         }
+    }
+
+    /// Run once more as a program of its own, whose umask is another.
+    #[test]
+    fn directories_that_are_made_are_for_everybody_to_look_into_and_others_stay() {
+        let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o777;
+        let name = "files::tests::directories_that_are_made_are_for_everybody_to_look_into_and_others_stay";
+        const IS_CHILD: &str = "EC_TEST_HAS_UMASK";
+        if std::env::var_os(IS_CHILD).is_none() {
+            let mut child = std::process::Command::new("sh");
+            child.args(["-c", "umask 077 && exec \"$0\" --exact \"$1\""]).env(IS_CHILD, "");
+            let output = child.arg(std::env::current_exe().unwrap()).arg(name).output().unwrap();
+            let told = String::from_utf8_lossy(&output.stdout);
+            assert!(output.status.success() && told.contains("1 passed"), "{told}");
+            return;
+        }
+        let place = tempfile::tempdir().unwrap();
+        let [there, above, made] =
+            ["there", "there/above", "there/above/made"].map(|name| place.path().join(name));
+        fs::create_dir(&there).unwrap();
+        for _ in 0..2 {
+            make_directory(&made).unwrap();
+            assert_eq!([&there, &above, &made].map(|path| mode(path)), [0o700, 0o755, 0o755]);
+        }
+        let file = made.join("file");
+        fs::write(&file, "").unwrap();
+        make_directory(&file).unwrap_err();
     }
 
     #[test]

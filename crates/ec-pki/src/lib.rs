@@ -15,6 +15,6 @@ mod pair;
 pub use authority::{Authority, Issued, PkiError, is_same_authority};
 pub use bundle::{Bundle, new_token};
 pub use certificate::{Certificate, common_names, ended, endings, revoked_serials, write_ends};
-pub use files::{Access, write, write_new, write_pair};
+pub use files::{Access, make_directory, write, write_new, write_pair};
 pub use held::{create_held, directory, rename_new, sweep};
 pub use pair::unfit;

@@ -29,7 +29,7 @@ use ec_cloud::ROOT;
 use ec_pki::{
     Access, Authority, Certificate, PkiError,
     config::{self, Found, quoted_path, served, trust},
-    ended, endings, new_token, unfit, write, write_pair,
+    ended, endings, make_directory, new_token, unfit, write, write_pair,
 };
 use ec_runtime::exit::{Failure, tell};
 use nix::unistd::{Group, Uid};
@@ -329,7 +329,7 @@ impl Directory {
                 )));
             }
             self.refuse_others()?;
-            fs::create_dir_all(&self.0).map_err(failed("make directory", &self.0))?;
+            make_directory(&self.0).map_err(failed("make directory", &self.0))?;
         }
         let _lock = self.lock()?;
         if hosts.is_empty() {

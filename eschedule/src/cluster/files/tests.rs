@@ -1,3 +1,5 @@
+use std::os::unix::fs::PermissionsExt;
+
 use super::{said::ETCD_DEFAULTS, *};
 
 fn hosts(names: &[&str]) -> Vec<String> {
@@ -16,6 +18,25 @@ fn begun() -> (tempfile::TempDir, Directory) {
 fn give(files: &Directory, user: &str, names: &[&str]) {
     let issued = files.read_authority().unwrap().issue(user, &hosts(names)).unwrap();
     files.keep_given("host1", &issued.certificate).unwrap();
+}
+
+/// Run once more as a program of its own, whose umask is another.
+#[test]
+fn services_may_look_into_the_directory_of_a_cluster_whatever_the_umask() {
+    let name = "cluster::files::tests::services_may_look_into_the_directory_of_a_cluster_whatever_the_umask";
+    const IS_CHILD: &str = "EC_TEST_HAS_UMASK";
+    if std::env::var_os(IS_CHILD).is_none() {
+        let mut child = std::process::Command::new("sh");
+        child.args(["-c", "umask 077 && exec \"$0\" --exact \"$1\""]).env(IS_CHILD, "");
+        let output = child.arg(std::env::current_exe().unwrap()).arg(name).output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(output.status.success() && told.contains("1 passed"), "{told}");
+        return;
+    }
+    let place = tempfile::tempdir().unwrap();
+    let files = Directory::new(&place.path().join("etc"));
+    files.complete(&hosts(&["10.0.0.1"])).unwrap();
+    assert_eq!(fs::metadata(files.path()).unwrap().permissions().mode() & 0o777, 0o755);
 }
 
 #[test]
