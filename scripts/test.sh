@@ -8,13 +8,15 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 if [ "$(id -u)" -ne 0 ]; then
-  # The user's own Rust serves, and what it builds is the user's again at the end. Proxies by name: a password in one is nobody's to see.
+  # The user's own Rust serves, and what comes to it is the user's at the end. Proxies by name: a password in one is nobody's to see.
   rust=("RUSTUP_HOME=${RUSTUP_HOME:-$HOME/.rustup}" "CARGO_HOME=${CARGO_HOME:-$HOME/.cargo}")
   code=0
   sudo --preserve-env=http_proxy,https_proxy,no_proxy env "PATH=$PATH" "${rust[@]}" "$0" "$@" || code=$?
-  sudo chown -R "$(id -u):$(id -g)" target .cache "${CARGO_HOME:-$HOME/.cargo}"
+  sudo chown -R "$(id -u):$(id -g)" "${CARGO_HOME:-$HOME/.cargo}"
   exit $code
 fi
+# Whose checkout it is, theirs is what is built in it, however this ends; also where they say `sudo make test`.
+if [ -n "${SUDO_USER-}" ] && [ "$SUDO_USER" = "$(stat -c %U .)" ]; then trap 'chown -Rf --reference=. target .cache || true' EXIT; fi
 what=${1-}
 cache=${CACHE:-/var/cache/etcd-compute}
 mkdir -p "$cache"
@@ -60,15 +62,18 @@ export "CARGO_TARGET_${host}_RUNNER=$PWD/scripts/in-netns.sh"
 if [ "$what" = long ]; then
   export KILLS=${KILLS:-20}
   scripts/docker-test.sh target/debug "$EC_TEST_TINY_IMAGE" openstack
-  exec cargo nextest run --profile long --workspace --locked --all-features --no-capture
+  cargo nextest run --profile long --workspace --locked --all-features --no-capture
+  exit
 fi
 if [ "$what" = upgrade ]; then
   export EC_TEST_PREVIOUS=$2
-  exec cargo nextest run --profile upgrade --workspace --locked --all-features "${tests[@]}" --no-capture
+  cargo nextest run --profile upgrade --workspace --locked --all-features "${tests[@]}" --no-capture
+  exit
 fi
 if [ "$what" = shared ]; then
-  exec scripts/on-glusterfs.sh \
+  scripts/on-glusterfs.sh \
     cargo nextest run --workspace --locked --all-features "${tests[@]}" --ignore-default-filter -E 'test(storage_shared)'
+  exit
 fi
 cargo nextest run --workspace --locked --all-features -E 'not (package(ec-sim) and kind(test))'
 # It waits most of the time, in which `make sim` beside .ci/run's tests builds what is next.
