@@ -254,7 +254,7 @@ C
   local tries=0
   until guest "$ip" true 2>"$STATE/ssh.log"; do
     tries=$((tries + 1))
-    [ $tries -lt 60 ] || { cat "$STATE/ssh.log" >&2; die "no login at $ip"; }
+    [ $tries -lt 60 ] || no_login "$ip"
     sleep 1
   done
   guest "$ip" 'echo "I am $(hostname), $(uname -sr), up $(cut -d. -f1 /proc/uptime) s, address $(cat /run/ip)"'
@@ -276,6 +276,7 @@ C
   eschedule ssh demo -- uptime
   eschedule destroy --wait demo
   etcdctl get --prefix /ecompute
+  ${SUDO_USER:+sudo }$(printf %q "$BIN")/ecompute --config $STATE/compute.yaml --check
   curl --noproxy '*' -sH 'X-Auth-Token: admin' http://127.0.0.1:$placement/resource_providers
   Logs: $STATE/*.log        End: make demo-down
 T
@@ -287,6 +288,13 @@ guest() {
   local ip=$1
   shift
   ssh -n -F "$STATE/ssh_config" -o BatchMode=yes -o ConnectTimeout=5 "root@$ip" "$@"
+}
+
+# What may be in the way was told before the agent's start, far above.
+no_login() {
+  cat "$STATE/ssh.log" >&2
+  "$BIN/ecompute" --config "$STATE/compute.yaml" --check 2>/dev/null | grep -E ' (WARNING|FAILED) ' >&2 || true # it may find nothing
+  die "no login at $1"
 }
 
 # room DIRECTORY: enough for etcd, the image and a guest there? What nearly fills a disk is told by `ecompute --check`.
