@@ -56,7 +56,7 @@ finish() {
   if docker info >/dev/null 2>&1; then
     [ "$status" -eq 0 ] || compose logs --tail=20 >&2 || true
     compose --profile agent --profile openstack down -v >/dev/null 2>&1 || true
-    docker image rm "etcd-compute/agent:$AGENT_TAG" "etcd-compute/eplacement:$AGENT_TAG" >/dev/null 2>&1 || true
+    docker image rm "localhost/etcd-compute/agent:$AGENT_TAG" "localhost/etcd-compute/eplacement:$AGENT_TAG" >/dev/null 2>&1 || true
   fi
   if [ -n "$libvirt_pid" ]; then
     # Its namespace ends with it, and everything in there.
