@@ -570,6 +570,11 @@ impl PlacementClient {
         }
         let marks = [DISABLED, DOWN].map(str::to_owned).into();
         let known = if down { self.known_traits(&marks).await? } else { BTreeSet::new() };
+        // A placement that was put back at this moment knows the mark no more: without it, it would be an operator's for ever. Whoever
+        // looks again makes it anew.
+        if down && !known.contains(DOWN) {
+            return Ok(false);
+        }
         // Decided on what is written over: an operator may have disabled it since.
         self.change_traits(node, |current| {
             if is_right(current) {

@@ -1,4 +1,4 @@
-//! The mark of a node that is down, and an operator who disables the node at the same moment.
+//! The mark of a node that is down: an operator who disables the node at the same moment, and a placement that is put back then.
 #![expect(clippy::unwrap_used, reason = "this is a test")]
 
 use std::{
@@ -17,6 +17,8 @@ use serde_json::json;
 struct Placement {
     traits: Mutex<(u64, BTreeSet<String>)>,
     is_met: bool,
+    /// It was put back since a name was made.
+    is_put_back: bool,
 }
 
 impl Placement {
@@ -51,6 +53,7 @@ impl Transport for Placement {
             _ if path.ends_with("/traits") && path.contains("resource_providers") => {
                 ok(json!({"traits": own.1, "resource_provider_generation": own.0}))
             }
+            _ if self.is_put_back => ok(json!({"traits": [DISABLED]})),
             _ => ok(json!({"traits": [DISABLED, DOWN]})),
         })
     }
@@ -72,4 +75,13 @@ async fn a_node_that_an_operator_disables_at_that_moment_is_left_to_them() {
         assert_eq!(client.mark_down(node, false).await.unwrap(), !is_met);
         assert_eq!(has(), if is_met { vec![DISABLED] } else { vec![] });
     }
+}
+
+#[tokio::test]
+async fn a_node_is_never_disabled_without_the_mark_that_takes_that_back() {
+    rustls::crypto::ring::default_provider().install_default().ok();
+    let placement = Arc::new(Placement { is_put_back: true, ..Placement::default() });
+    let client = PlacementClient::new(&PlacementConfig::default()).unwrap().over(Arc::clone(&placement) as _);
+    assert!(!client.mark_down(NodeId::new(uuid::Uuid::nil()), true).await.unwrap());
+    assert_eq!(placement.traits.lock().unwrap().1.len(), 0);
 }
