@@ -1,7 +1,7 @@
 //! What users may ask for when: one table of verbs and situations, with a sentence for each that is not done.
 //!
-//! It follows OpenStack's Compute API where that has a word: what it answers with 409 is refused here. docs/lifecycle.md
-//! prints the table, and a test holds the two together.
+//! It follows OpenStack's Compute API where that has a word: what it answers with 409 is refused here, but for what
+//! docs/lifecycle.md tells to be otherwise. That prints the table, and a test holds the two together.
 
 mod situation;
 
