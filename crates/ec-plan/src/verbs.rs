@@ -19,6 +19,7 @@ pub use situation::{Situation, is_to_be_made_anew, shown};
 /// Why nothing is done to unlock one.
 pub const NOT_LOCKED: &str = "it is not locked";
 pub(crate) use situation::is_built;
+use situation::is_so_by_wish;
 
 /// What a user asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -326,6 +327,13 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         Verdict::Do(Wish::Power(wish)) if *verb == Verb::Start && situation == Situation::Stopping => {
             let grace_seconds = wish.grace_seconds.max(request.power.grace_seconds);
             Verdict::Do(Wish::Power(PowerWish { grace_seconds, ..wish }))
+        }
+        // Who asks twice is not told that it is so while it is not.
+        Verdict::Already(_)
+            if matches!(verb, Verb::Start | Verb::Unpause | Verb::Resume | Verb::Pause)
+                && status.is_some_and(|status| is_so_by_wish(situation, request, status)) =>
+        {
+            Verdict::Already("that is asked for already, and yet to be done".to_owned())
         }
         verdict => verdict,
     }

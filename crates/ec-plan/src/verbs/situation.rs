@@ -78,6 +78,34 @@ pub fn is_to_be_made_anew(request: &Request, status: Option<&Status>) -> bool {
     told < request.rebuild.as_ref().map(|wish| wish.wished_at)
 }
 
+/// Whether its last wish to run or not is yet to be carried out: heard of by its agent or not.
+fn is_pending(request: &Request, status: &Status) -> bool {
+    let wish = &request.power;
+    // Of one that is started again by itself it is not told which wish is carried out, but that it is to run.
+    // Nor is there a way to a start that its agent knows of, and tells an ERROR. What else fails is tried again till it is taken back.
+    let is_refused = status.state == State::Error
+        && wish.power == Power::Running
+        && status.observed_generation >= wish.generation;
+    // What lost its disk ends no more: it did.
+    let has_ended =
+        wish.power == Power::Stopped && is_lost(status) && status.observed_generation >= wish.generation;
+    status.power_generation < wish.generation
+        && !is_refused
+        && !has_ended
+        && (status.power_generation != 0 || is_built(status) && wish.power != Power::Running)
+}
+
+/// Whether it runs, or is halted, by nothing yet but the wish for that.
+pub(super) fn is_so_by_wish(situation: Situation, request: &Request, status: &Status) -> bool {
+    let is_so = match situation {
+        Situation::Running => matches!(status.state, State::Active | State::Starting),
+        Situation::Paused => status.state == State::Paused,
+        // Of all others the word itself says that it is on its way.
+        _ => true,
+    };
+    !is_so && is_pending(request, status)
+}
+
 impl Situation {
     /// All of them, in the order of the table.
     pub const ALL: [Self; 15] = [
@@ -135,18 +163,7 @@ impl Situation {
         // What was wished and is not carried out yet: the next wish is judged by where that leads. So is one for a disk or a
         // size that came to its end just now, which the state does not show yet.
         let has_just_ended = matches!(status.state, State::Rebuilding | State::Rescuing | State::Resizing);
-        // Of one that is started again by itself it is not told which wish is carried out, but that it is to run.
-        // Nor is there a way to a start that its agent knows of, and tells an ERROR. What else fails is tried again till it is taken back.
-        let is_refused = status.state == State::Error
-            && wish.power == Power::Running
-            && status.observed_generation >= wish.generation;
-        // What lost its disk ends no more: it did.
-        let has_ended =
-            wish.power == Power::Stopped && is_lost(status) && status.observed_generation >= wish.generation;
-        let is_wished = status.power_generation < wish.generation
-            && !is_refused
-            && !has_ended
-            && (status.power_generation != 0 || is_built && wish.power != Power::Running);
+        let is_wished = is_pending(request, status);
         if is_wished || has_just_ended {
             return match wish.power {
                 Power::Running if wish.anew && is_wished => Self::Rebooting,
@@ -186,6 +203,7 @@ pub fn shown(instance: &Instance, request: &Request, status: &Status) -> State {
         return status.state;
     }
     match Situation::of(instance, request, Some(status)) {
+        Situation::Running if matches!(status.state, State::Stopped | State::Suspended) => State::Starting,
         Situation::Suspending => State::Suspending,
         Situation::Stopping => State::Stopping,
         Situation::Rebooting => State::Rebooting,

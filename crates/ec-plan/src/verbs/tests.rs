@@ -173,6 +173,16 @@ fn people_are_told_what_is_under_way_by_the_word_that_a_verb_is_refused_with() {
         assert_eq!(of(wish(power, 2, anew), status(State::Error, 1, true)), State::Error, "{power:?}");
         assert_eq!(of(wish(power, 2, anew), status(State::Preparing, 0, false)), State::Preparing);
     }
+    for (state, told) in [
+        (State::Stopped, State::Starting),
+        (State::Suspended, State::Starting),
+        // It ends, or is saved, first.
+        (State::Stopping, State::Stopping),
+        (State::Suspending, State::Suspending),
+    ] {
+        assert_eq!(of(wish(Power::Running, 2, false), status(state, 1, true)), told, "{state} is started");
+        assert_eq!(of(wish(Power::Running, 1, false), status(state, 1, true)), state, "{state} by itself");
+    }
     let image = || ImageRef::at("x");
     let at = Timestamp::UNIX_EPOCH;
     let stopped = || status(State::Stopped, 1, true);
@@ -196,6 +206,29 @@ fn people_are_told_what_is_under_way_by_the_word_that_a_verb_is_refused_with() {
     ] {
         assert_eq!(shown(&instance(None), &request, &status), told, "{request:?}");
     }
+}
+
+#[test]
+fn who_asks_twice_is_not_told_that_it_is_so_before_its_agent_did_it() {
+    let said = |verb: Verb, power, status: Status| {
+        let verdict = judge(&verb, &instance(None), &request(wish(power, 2, false)), Some(&status));
+        let Verdict::Already(why) = verdict else { panic!("{verb:?}: {verdict:?}") };
+        why
+    };
+    let yet = "that is asked for already, and yet to be done";
+    for (verb, power, was, is, so) in [
+        (Verb::Start, Power::Running, State::Stopped, State::Active, "it is running already"),
+        (Verb::Resume, Power::Running, State::Suspended, State::Active, "it is running already"),
+        (Verb::Unpause, Power::Running, State::Paused, State::Active, "it is running already"),
+        (Verb::Pause, Power::Paused, State::Active, State::Paused, "it is paused already"),
+    ] {
+        assert_eq!(said(verb.clone(), power, status(was, 1, true)), yet, "{verb:?}");
+        assert_eq!(said(verb.clone(), power, status(is, 2, true)), so, "{verb:?}");
+        // The wish that would have led elsewhere was taken back.
+        assert_eq!(said(verb.clone(), power, status(is, 1, true)), so, "{verb:?}");
+    }
+    let starting = status(State::Starting, 1, true);
+    assert_eq!(said(Verb::Start, Power::Running, starting), "it is running already");
 }
 
 #[test]
