@@ -313,7 +313,7 @@ mod tests {
     use jiff::Timestamp;
 
     use super::*;
-    use crate::volume::told;
+    use crate::volume::{Holder, told};
 
     fn view(number: u128, name: &str, state: State, role: Option<&str>) -> View {
         View {
@@ -394,9 +394,10 @@ mod tests {
     #[test]
     fn a_filter_of_volumes_takes_what_all_that_it_says_holds_of() {
         let holder = InstanceId::new(uuid::Uuid::from_u128(9));
+        let has = Holder { instance: holder, device: "vdb".into(), doing: None, reason: None };
         let mut all = [
             told(view(1, "a", State::Active, None), None, None),
-            told(view(2, "b", State::Active, Some("db")), None, Some((holder, "vdb".into()))),
+            told(view(2, "b", State::Active, Some("db")), None, Some(has)),
             told(view(3, "c", State::Error, None), None, None),
             told(view(4, "d", State::Active, None), None, None),
         ];

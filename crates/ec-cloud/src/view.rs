@@ -317,16 +317,36 @@ pub async fn list(cloud: &Cloud) -> CloudResult<Vec<View>> {
 pub(crate) struct Other {
     #[serde(default)]
     kind: Workload,
-    /// The volumes that it is to have; and then those that its agent tells it has still.
+    /// The volumes that it is to have.
     #[serde(default)]
     pub(crate) volumes: Vec<Attachment>,
+    /// What its agent tells of those that it has.
+    #[serde(skip)]
+    pub(crate) told: OtherTold,
+    /// Whether there is a request of it.
+    #[serde(skip)]
+    pub(crate) is_asked_for: bool,
 }
 
 /// And of its status.
-#[derive(Deserialize)]
-struct OtherTold {
+#[derive(Default, Deserialize)]
+pub(crate) struct OtherTold {
     #[serde(default)]
-    volumes: Vec<Attachment>,
+    pub(crate) volumes: Vec<Attachment>,
+    #[serde(default)]
+    pub(crate) volumes_changing: bool,
+    #[serde(default)]
+    pub(crate) volumes_failed: Option<String>,
+}
+
+impl OtherTold {
+    /// Takes in what a status tells; one that cannot be read tells nothing.
+    fn hear(&mut self, pair: &KeyValue) {
+        let Ok(told) = decode_part::<Status, Self>(&pair.value) else { return };
+        self.volumes.extend(told.volumes);
+        self.volumes_changing |= told.volumes_changing;
+        self.volumes_failed = told.volumes_failed.or(self.volumes_failed.take());
+    }
 }
 
 /// Of this kind, with their records, and volumes with what their agents tell; and what there is of other kinds.
@@ -362,10 +382,8 @@ pub(crate) async fn list_of(
         match others.get_mut(&lies.1) {
             None => both.entry(lies).or_default()[which] = Some(pair),
             // Only machines have volumes.
-            Some(other) if which == 1 && other.kind.is_machine() => {
-                let told = decode_part::<Status, OtherTold>(&pair.value);
-                other.volumes.extend(told.map(|told| told.volumes).unwrap_or_default());
-            }
+            Some(other) if which == 0 => other.is_asked_for = true,
+            Some(other) if other.kind.is_machine() => other.told.hear(pair),
             Some(_) => {}
         }
     }
@@ -376,9 +394,10 @@ pub(crate) async fn list_of(
             continue;
         };
         if other.kind.is_machine() && other.kind != kind {
-            let told = status.and_then(|pair| decode_part::<Status, OtherTold>(&pair.value).ok());
-            other.volumes.extend(told.map(|told| told.volumes).unwrap_or_default());
-            others.insert(instance, other);
+            if let Some(pair) = status {
+                other.told.hear(pair);
+            }
+            others.insert(instance, Other { is_asked_for: true, ..other });
         }
     }
     // Of every kind: what a killed command left is taken away whoever looks.

@@ -15,9 +15,9 @@ pub use attach::{Attached, attach, detach};
 pub(crate) use attach::{bootable, given, kept_by, kept_for};
 pub use holder::{let_go, until_free};
 pub(crate) use holder::{refuse_attached, refuse_held, refuse_missed};
-#[cfg(test)]
-pub(crate) use view::told;
 pub use view::{VolumeView, volume, volumes};
+#[cfg(test)]
+pub(crate) use {holder::Holder, view::told};
 
 use std::collections::{BTreeMap, HashSet};
 

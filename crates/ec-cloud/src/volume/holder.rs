@@ -13,6 +13,7 @@ use crate::{
     act::docs,
     heal::known_to_have,
     lookup::{Found, Known, Read, find, find_placed},
+    view::OtherTold,
 };
 
 /// Which of four records tells that a machine lets go is not known before.
@@ -144,6 +145,57 @@ pub async fn until_free(
         }
         tokio::time::sleep(LOOK_AGAIN).await;
     }
+}
+
+/// Who has a volume, or is about to, and what is under way between the two.
+#[derive(Debug, Clone)]
+pub(crate) struct Holder {
+    pub(crate) instance: InstanceId,
+    pub(crate) device: String,
+    /// What its agent has yet to do.
+    pub(crate) doing: Option<&'static str>,
+    /// Why it cannot.
+    pub(crate) reason: Option<String>,
+}
+
+impl Holder {
+    /// A machine that has this, as it is to have `wanted`, where it is asked for, and as its agent tells of its volumes.
+    pub(super) fn of(
+        instance: InstanceId,
+        has: &Attachment,
+        wanted: Option<&[Attachment]>,
+        told: &OtherTold,
+    ) -> Self {
+        let is_in = |all: &[Attachment]| all.iter().any(|other| other.volume == has.volume);
+        let doing = match (wanted.map(is_in), is_in(&told.volumes)) {
+            (Some(true), false) => Some("being attached"),
+            (Some(false), _) => Some("being detached"),
+            // All that it may have is told then, whichever of them it is about.
+            (Some(true), true) if told.volumes_changing => {
+                Some("the volumes of its instance are being changed")
+            }
+            _ => None,
+        };
+        let failed = told.volumes_failed.as_ref().filter(|_| wanted.is_some());
+        let reason =
+            failed.map(|why| format!("the volumes of its instance are not as they are to be: {why}"));
+        Self { instance, device: has.device.clone(), doing, reason }
+    }
+}
+
+/// The same of a machine that is known, where it has the volume, or may have it.
+pub(super) fn held_by(machine: &Known, volume: InstanceId) -> Option<Holder> {
+    let (record, request, status) =
+        (machine.record.as_ref(), machine.request.record(), machine.status.record());
+    let has = volumes::held(volume, record, request, status)?;
+    // Of one that is to be destroyed the record is gone already.
+    let wanted = request.map(|request| record.map_or(&request.volumes, |record| &record.volumes).as_slice());
+    let told = status.map(|status| OtherTold {
+        volumes: status.volumes.clone(),
+        volumes_changing: status.volumes_changing,
+        volumes_failed: status.volumes_failed.clone(),
+    });
+    Some(Holder::of(machine.instance, has, wanted, &told.unwrap_or_default()))
 }
 
 /// The machine that a volume was given to last, by its record; of one that etcd lost only machines tell.

@@ -2,16 +2,14 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use ec_model::{
-    Attachment, ImageRef, Instance, InstanceId, NodeId, RequestId, State, Status, Workload, decode,
-};
+use ec_model::{ImageRef, Instance, InstanceId, NodeId, RequestId, State, Status, Workload, decode};
 use ec_plan::volumes::NOT_HANDED_OVER;
 use jiff::Timestamp;
 use serde::Serialize;
 
 use super::{
     DISK,
-    holder::{given_to, holds},
+    holder::{Holder, given_to, held_by},
     no_volume, not_a_volume,
 };
 use crate::{
@@ -59,7 +57,7 @@ pub struct VolumeView {
     pub created_at: Option<Timestamp>,
     /// Why it is so.
     pub reason: Option<String>,
-    /// What its agent is about with it, or waits for.
+    /// What its agent is about with it, or waits for; or what is under way with who has it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
     /// Why nothing is done to it; left out where it is not locked.
@@ -96,7 +94,7 @@ pub async fn volume(cloud: &Cloud, volume: InstanceId) -> CloudResult<VolumeView
     let mut holder = None;
     if let Some(attached) = given_to(cloud, volume, record.as_ref()).await? {
         holder = match find(cloud, attached).await {
-            Ok(Found::Placed(machine)) => holds(&machine, volume).map(|device| (attached, device)),
+            Ok(Found::Placed(machine)) => held_by(&machine, volume),
             Ok(Found::Unplaced(..)) | Err(CloudError::NotFound(_)) => None,
             Err(error) => return Err(error),
         };
@@ -134,27 +132,25 @@ async fn not_handed_over(cloud: &Cloud, known: &Known) -> CloudResult<Option<Str
 /// etcd does not answer.
 pub async fn volumes(cloud: &Cloud) -> CloudResult<Vec<VolumeView>> {
     let (views, machines) = list_of(cloud, Workload::Volume).await?;
-    let mut holders: HashMap<InstanceId, Vec<(InstanceId, String)>> = HashMap::new();
+    let mut holders: HashMap<InstanceId, Vec<Holder>> = HashMap::new();
     for (machine, it) in machines {
-        for Attachment { volume, device } in it.volumes {
-            holders.entry(volume).or_default().push((machine, device));
+        for has in it.volumes.iter().chain(&it.told.volumes) {
+            let wanted = it.is_asked_for.then_some(it.volumes.as_slice());
+            let holder = Holder::of(machine, has, wanted, &it.told);
+            holders.entry(has.volume).or_default().push(holder);
         }
     }
     let told_of_one = |mut view: View| {
         let (record, holders) = (view.record.take(), holders.get(&view.instance));
         // Its record names the one that has it; of one that etcd lost only machines tell.
         let is_it = |machine| record.as_ref().is_none_or(|record| record.attached == Some(machine));
-        let holder = holders.and_then(|all| all.iter().find(|(machine, _)| is_it(*machine))).cloned();
+        let holder = holders.and_then(|all| all.iter().find(|holder| is_it(holder.instance))).cloned();
         told(view, record.as_deref(), holder)
     };
     Ok(views.into_iter().map(told_of_one).collect())
 }
 
-pub(crate) fn told(
-    view: View,
-    record: Option<&Instance>,
-    holder: Option<(InstanceId, String)>,
-) -> VolumeView {
+pub(crate) fn told(view: View, record: Option<&Instance>, holder: Option<Holder>) -> VolumeView {
     // Of one that is there its agent does nothing else that it would tell. That it has yet to hear of another name, say, changes no disk;
     // and of a wish that does the state tells.
     let is_changing = view.status.as_ref().is_some_and(|status| status.doing.is_some());
@@ -169,7 +165,11 @@ pub(crate) fn told(
         Some(State::Error) => "error",
         _ => "unknown",
     };
-    let (instance, device) = holder.unzip();
+    let (of_holder, why_not) =
+        holder.as_ref().map_or((None, None), |holder| (holder.doing, holder.reason.clone()));
+    // That its agent is about its disk comes first; that it has yet to hear of who has it says less.
+    let of_holder = of_holder.filter(|_| !is_changing);
+    let (instance, device) = holder.map(|holder| (holder.instance, holder.device)).unzip();
     let made_of = record.map(|record| &record.spec.image).filter(|image| !image.is_none());
     let copied = made_of.and_then(ImageRef::copied);
     let image = made_of.filter(|_| copied.is_none());
@@ -190,8 +190,8 @@ pub(crate) fn told(
         project: view.project,
         labels: view.labels,
         created_at: view.created_at,
-        reason: view.reason,
-        doing: view.doing,
+        reason: view.reason.or(why_not),
+        doing: of_holder.map(str::to_owned).or(view.doing),
         locked: record.and_then(|record| record.locked.clone()),
         request_id: view.request_id.or_else(|| record.and_then(|record| record.request_id)),
     }

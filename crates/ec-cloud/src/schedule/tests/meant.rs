@@ -407,6 +407,47 @@ async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_volume_tells_that_it_is_being_attached_or_detached_and_why_that_fails() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let (volume, made) = world.volume_of_a_machine().await;
+    let key = world.keys.status(made.node, made.instance);
+    let none: Status = decode(&world.under(&key)[0].value).unwrap();
+    let has =
+        Status { volumes: vec![ec_model::Attachment { volume, device: "vdb".to_owned() }], ..none.clone() };
+    let tries = Status { volumes_changing: true, ..has.clone() };
+    let fails = Status { volumes_failed: Some("its guest keeps it".to_owned()), ..has.clone() };
+    // Before its own agent has heard who has it, too.
+    memory.txn(Txn::new().put(key.clone(), encode(&none))).await.unwrap();
+    assert_eq!(crate::volume(&cloud, volume).await.unwrap().doing.as_deref(), Some("being attached"));
+    let of_volume = world.keys.status(made.node, volume);
+    let status: Status = decode(&world.under(&of_volume)[0].value).unwrap();
+    let heard = Status { observed_generation: 99, ..status };
+    memory.txn(Txn::new().put(of_volume, encode(&heard))).await.unwrap();
+    let told = async |status: &Status| {
+        memory.txn(Txn::new().put(key.clone(), encode(status))).await.unwrap();
+        let one = crate::volume(&cloud, volume).await.unwrap();
+        assert_eq!(crate::volumes(&cloud).await.unwrap(), std::slice::from_ref(&one));
+        assert_eq!(one.instance, Some(made.instance));
+        (one.status, one.doing, one.reason)
+    };
+    let in_use = |doing: Option<&str>, reason: Option<&str>| {
+        ("in-use".to_owned(), doing.map(str::to_owned), reason.map(str::to_owned))
+    };
+    let why = Some("the volumes of its instance are not as they are to be: its guest keeps it");
+    assert_eq!(told(&none).await, in_use(Some("being attached"), None));
+    assert_eq!(told(&tries).await, in_use(Some("the volumes of its instance are being changed"), None));
+    assert_eq!(told(&has).await, in_use(None, None));
+    assert_eq!(told(&fails).await, in_use(None, why));
+    detach(&cloud, volume, None).await.unwrap();
+    assert_eq!(told(&tries).await, in_use(Some("being detached"), None));
+    assert_eq!(told(&fails).await, in_use(Some("being detached"), why));
+    // What its record alone says is not under way: nobody is asked for it.
+    memory.txn(Txn::new().delete(world.keys.request(made.node, made.instance))).await.unwrap();
+    assert_eq!(told(&has).await, in_use(None, None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn one_whose_request_is_lost_is_unlocked_once_whatever_is_heard_of_that() {
     for heard in [true, false] {
         let world = World::new(1, 0, &[]).await.roomy(9);
