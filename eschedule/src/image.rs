@@ -13,7 +13,7 @@ use std::{
 };
 
 use clap::{Args, Subcommand, builder::NonEmptyStringValueParser};
-use ec_cloud::{Bytes, CloudError, CloudResult, ImageChange, NewImage};
+use ec_cloud::{Bytes, Cloud, CloudError, CloudResult, ImageChange, NewImage};
 use ec_image::{ImageStore, StoreFailure};
 use ec_model::{
     Image, ImageRef, ImageStatus, Visibility,
@@ -118,13 +118,13 @@ pub(crate) struct Adding {
     #[arg(long)]
     protected: bool,
 
-    /// The least DISK_GB of an instance made from it
-    #[arg(long, value_name = "GB", default_value_t = 0)]
-    min_disk: u64,
+    /// The least DISK_GB of an instance made from it [default: 0; of a disk, what the image that it was made of needs]
+    #[arg(long, value_name = "GB")]
+    min_disk: Option<u64>,
 
-    /// The least MEMORY_MB of an instance made from it
-    #[arg(long, value_name = "MB", default_value_t = 0)]
-    min_ram: u64,
+    /// The least MEMORY_MB of an instance made from it [default: as of --min-disk]
+    #[arg(long, value_name = "MB")]
+    min_ram: Option<u64>,
 
     /// What else is said of it; may be given more than once
     #[arg(long, value_name = "KEY=VALUE", value_parser = property)]
@@ -267,14 +267,7 @@ async fn delete(session: &Session, images: &[String], output: Output) -> Result<
 
 async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
     let cloud = &session.cloud;
-    let new = NewImage {
-        name: adding.name.clone(),
-        visibility: if adding.public { Visibility::Public } else { Visibility::Private },
-        protected: adding.protected,
-        min_disk: adding.min_disk,
-        min_ram: adding.min_ram,
-        properties: once_each("--property", &adding.property)?,
-    };
+    let new = new_image(cloud, &adding, None).await?;
     new.check()?;
     let demanded = ImageRef {
         sha256: adding.sha256.as_deref().map(|digest| sha256(digest, "--sha256")).transpose()?,
@@ -316,6 +309,7 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             send::send(session, &new, send::From::Here(sender), demanding(&demanded)).await
         }
         Source::Disk(of) => {
+            let new = new_image(cloud, &adding, Some(&of)).await?;
             let from = send::From::Disk(of.clone(), adding.size);
             let image = send::send(session, &new, from, demanding(&demanded)).await?;
             send::tell_left_out(session, &of).await;
@@ -326,6 +320,24 @@ async fn add(session: &Session, adding: Adding) -> Result<Image, Failure> {
             send::send(session, &new, send::From::Here(sender), demanding(&demanded)).await
         }
     }
+}
+
+/// What is said of a new image. That of a disk needs what the image of that did, where nothing else is said.
+async fn new_image(cloud: &Cloud, adding: &Adding, disk: Option<&ImageRef>) -> Result<NewImage, Failure> {
+    let (min_disk, min_ram) = match disk {
+        Some(of) if adding.min_disk.is_none() || adding.min_ram.is_none() => {
+            ec_cloud::least_of_origin(cloud, of).await?
+        }
+        _ => (0, 0),
+    };
+    Ok(NewImage {
+        name: adding.name.clone(),
+        visibility: if adding.public { Visibility::Public } else { Visibility::Private },
+        protected: adding.protected,
+        min_disk: adding.min_disk.unwrap_or(min_disk),
+        min_ram: adding.min_ram.unwrap_or(min_ram),
+        properties: once_each("--property", &adding.property)?,
+    })
 }
 
 async fn source(session: &Session, adding: &Adding, demanded: &ImageRef) -> Result<Source, Failure> {
@@ -665,24 +677,65 @@ mod tests {
         }
     }
 
-    #[tokio::test]
-    async fn placement_is_not_asked_its_clock_where_nothing_is_sent() {
-        let mut session = Session::in_memory().await;
-        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-        session.settings.placement.endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let adding = Adding {
+    fn adding(source: &str) -> Adding {
+        Adding {
             name: "a".to_owned(),
-            source: Some("http://127.0.0.1:1/a".to_owned()),
+            source: Some(source.to_owned()),
             sha256: None,
             sha512: None,
             size: None,
             copy: false,
             public: false,
             protected: false,
-            min_disk: 0,
-            min_ram: 0,
+            min_disk: None,
+            min_ram: None,
             property: Vec::new(),
-        };
+        }
+    }
+
+    #[tokio::test]
+    async fn an_image_of_a_disk_needs_what_its_origin_did_unless_that_is_said() {
+        let session = Session::in_memory().await;
+        let cloud = &session.cloud;
+        let new = NewImage { name: "debian".to_owned(), min_disk: 3, min_ram: 512, ..NewImage::default() };
+        let at = Bytes::At(ImageRef::at("file:///x"));
+        let added = ec_cloud::add_image(
+            cloud,
+            &new,
+            at,
+            async || None,
+            async |_: &Image| Ok(true),
+            async |_: &Image| Ok(()),
+        );
+        let id = added.await.unwrap().image().id;
+        let web = ec_model::InstanceId::new(uuid::Uuid::from_u128(7));
+        let record = serde_json::json!({
+            "version": 1, "instance": web, "generation": 1, "created_at": "1970-01-01T00:00:00Z",
+            "assigned": {"node": uuid::Uuid::from_u128(1), "epoch": 1},
+            "spec": {"query": "", "image": {"url": "file:///x", "id": id}},
+        });
+        cloud.store.txn(Txn::new().put(cloud.keys.instance(web), record.to_string())).await.unwrap();
+        let of = ImageRef::copy_of(&ec_model::CopyOf::disk(ec_model::Workload::Machine, web));
+        let said = |min_disk, min_ram| Adding { min_disk, min_ram, ..adding("instance:web") };
+        for (adding, least) in [
+            (said(None, None), (3, 512)),
+            (said(Some(0), None), (0, 512)),
+            (said(None, Some(64)), (3, 64)),
+            (said(Some(9), Some(64)), (9, 64)),
+        ] {
+            let image = new_image(cloud, &adding, Some(&of)).await.unwrap();
+            assert_eq!((image.min_disk, image.min_ram), least);
+            let image = new_image(cloud, &adding, None).await.unwrap();
+            assert_eq!(image.min_disk, adding.min_disk.unwrap_or(0), "of no disk");
+        }
+    }
+
+    #[tokio::test]
+    async fn placement_is_not_asked_its_clock_where_nothing_is_sent() {
+        let mut session = Session::in_memory().await;
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        session.settings.placement.endpoint = format!("http://{}", listener.local_addr().unwrap());
+        let adding = adding("http://127.0.0.1:1/a");
         tokio::select! {
             added = add(&session, adding) => assert_eq!(added.unwrap().name, "a"),
             _ = listener.accept() => panic!("it was asked"),

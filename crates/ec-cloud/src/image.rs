@@ -30,7 +30,7 @@ use tokio::time::Instant;
 use crate::{
     Cloud, CloudError, CloudResult, Kind, Tended,
     intent::{PAUSE, RESOLVE_TIME},
-    trust_clock,
+    made_of, trust_clock,
 };
 
 /// Another writer changed the image in between so often: something is wrong with the cluster.
@@ -166,6 +166,17 @@ pub async fn image_for(cloud: &Cloud, text: &str, size: &Resources) -> CloudResu
     };
     let usable = image.usable(size);
     usable.map(Some).map_err(|why| CloudError::Invalid(format!("image `{text}` {why}")))
+}
+
+/// The least `DISK_GB` and `MEMORY_MB` of what is made from the image that a disk was made of first: what is on that needs it wherever it
+/// is copied to. Of one that is not there any more nobody knows that.
+///
+/// # Errors
+/// etcd does not answer, or something of that cannot be read.
+pub async fn least_of_origin(cloud: &Cloud, of: &ImageRef) -> CloudResult<(u64, u64)> {
+    let Some(id) = made_of(cloud, of).await?.and_then(|image| image.id) else { return Ok((0, 0)) };
+    let origin = read(cloud, id).await?.map(|stored| stored.doc.record);
+    Ok(origin.map_or((0, 0), |image| (image.min_disk, image.min_ram)))
 }
 
 /// An error where an image of the catalogue is for more than this. One that is not there any more says nothing.

@@ -245,6 +245,37 @@ async fn a_claim_of_shared_storage_is_given_back_and_told_apart_from_what_was_ne
 }
 
 #[tokio::test]
+async fn an_image_of_a_disk_needs_what_the_image_did_that_it_was_made_of_first() {
+    use crate::least_of_origin;
+
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    let id = world.image(ImageStatus::Active, 1).await;
+    let key = world.keys.image(id);
+    let image: Image = decode(&world.under(&key)[0].value).unwrap();
+    let image = Image { min_disk: 3, min_ram: 512, ..image };
+    world.etcd.memory.txn(Txn::new().put(key.clone(), encode(&image))).await.unwrap();
+    let of_image = ImageRef { id: Some(id), ..ImageRef::at("file:///x") };
+    let guest = Guest { image: of_image, ..guest(Some("web")) };
+    let query = ResourceQuery::parse("resources=VCPU:1,MEMORY_MB:512,DISK_GB:5").unwrap();
+    let wanted = Wanted::new(Ask::new(&query).unwrap(), &guest).unwrap();
+    let web = schedule(&cloud, &wanted, &world.stop).await.unwrap().unwrap();
+    world.active(web, "machine").await;
+    let copy_of = |kind, disk| ImageRef::copy_of(&CopyOf::disk(kind, disk));
+    let of_web = copy_of(Workload::Machine, web.instance);
+    let new = NewVolume { name: Some("copy".into()), image: Some(of_web.clone()), ..NewVolume::default() };
+    let copy = create_volume(&cloud, &new, &world.stop).await.unwrap().unwrap();
+    world.active(copy, "volume").await;
+    let of_copy = copy_of(Workload::Volume, copy.instance);
+    let of_empty = copy_of(Workload::Volume, world.volume("data").await);
+    for (of, least) in [(&of_web, (3, 512)), (&of_copy, (3, 512)), (&of_empty, (0, 0))] {
+        assert_eq!(least_of_origin(&cloud, of).await.unwrap(), least, "{of:?}");
+    }
+    world.etcd.memory.txn(Txn::new().delete(key)).await.unwrap();
+    assert_eq!(least_of_origin(&cloud, &of_web).await.unwrap(), (0, 0), "nobody knows that any more");
+}
+
+#[tokio::test]
 async fn a_copy_is_claimed_in_full_where_nobody_says_how_large_it_shall_be() {
     use crate::{Verb, act};
 
