@@ -213,7 +213,8 @@ impl View {
             .map(|(at, why)| {
                 format!("it could not be made anew as asked for at {at}, and has its old disk: {why}; `eschedule volume restore` tries it again")
             });
-        let reason = reason.or(not_anew);
+        let not_resized = missed(request, Some(status)).map(|was| not_resized(record, was));
+        let reason = reason.or(not_anew).or(not_resized);
         Self { state: state.to_string(), reason, ..self }
     }
 
@@ -275,6 +276,16 @@ fn asked_by(request: Option<&Request>, record: Option<&Instance>) -> Option<Requ
 /// Of a record that cannot be read.
 fn not_wanted(why: &str) -> String {
     format!("what is wanted of it cannot be read: {why}")
+}
+
+/// Of a machine that could not be given another size, for which it goes on holding a claim; or its old one again.
+fn not_resized(record: &Instance, was: &Resized) -> String {
+    let why = was.failed.as_deref().unwrap_or_default();
+    let way = match &record.before {
+        Some(_) => "gives back what was claimed for more",
+        None => "tries it again",
+    };
+    format!("a resize failed, it is as large as it was before that: {why}; `eschedule resize --revert` {way}")
 }
 
 /// A time for people, in UTC.

@@ -407,6 +407,52 @@ async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in
 }
 
 #[tokio::test(start_paused = true)]
+async fn one_that_could_not_be_resized_is_told_so_until_that_is_reverted() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    world.active(made, "machine").await;
+    let keys = &world.keys;
+    let (record, asked, told) = (
+        keys.instance(made.instance),
+        keys.request(made.node, made.instance),
+        keys.status(made.node, made.instance),
+    );
+    let mut instance: Instance = decode(&world.under(&record)[0].value).unwrap();
+    let mut request: Request = decode(&world.under(&asked)[0].value).unwrap();
+    let mut status: Status = decode(&world.under(&told)[0].value).unwrap();
+    let wished_at = Timestamp::now();
+    request.resize = Some(ec_model::Resize { wished_at });
+    let resources = instance.spec.resources.clone();
+    let failed = Some("no such room".to_owned());
+    status.resized = Some(ec_model::Resized { wished_at, failed, resources: resources.clone() });
+    status.observed_generation = request.generation;
+    let before = ec_model::Extent { query: QUERY.to_owned(), resources };
+    let txn = Txn::new().put(asked.clone(), encode(&request)).put(told, encode(&status));
+    memory.txn(txn).await.unwrap();
+    for (before, reason) in [
+        (
+            Some(before),
+            "a resize failed, it is as large as it was before that: no such room; `eschedule resize --revert` gives back what was claimed for more",
+        ),
+        (
+            None,
+            "a resize failed, it is as large as it was before that: no such room; `eschedule resize --revert` tries it again",
+        ),
+    ] {
+        instance.before = before;
+        memory.txn(Txn::new().put(record.clone(), encode(&instance))).await.unwrap();
+        let [view] = crate::list(&cloud).await.unwrap().try_into().unwrap();
+        assert_eq!((view.state.as_str(), view.reason.as_deref()), ("ACTIVE", Some(reason)));
+    }
+    // Asked for once more.
+    request.resize = Some(ec_model::Resize { wished_at: wished_at + SignedDuration::from_secs(1) });
+    memory.txn(Txn::new().put(asked, encode(&request))).await.unwrap();
+    let [view] = crate::list(&cloud).await.unwrap().try_into().unwrap();
+    assert_eq!((view.state.as_str(), view.reason), ("RESIZING", None));
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_volume_tells_that_it_is_being_attached_or_detached_and_why_that_fails() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (cloud, memory) = (world.cloud(), &world.etcd.memory);
