@@ -5,7 +5,7 @@ mod act;
 use std::{ffi::OsString, path::PathBuf, process::ExitCode};
 
 use clap::{
-    Arg, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
+    Arg, ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand, ValueEnum,
     builder::NonEmptyStringValueParser,
     error::{ContextKind, ContextValue},
     parser::ValueSource,
@@ -190,6 +190,17 @@ pub(crate) struct Waiting {
     /// Stop waiting after so many seconds (exit code 1; the instance goes on)
     #[arg(long, value_name = "SECONDS", default_value_t = 1800, requires = "wait", allow_negative_numbers = true, value_parser = clap::value_parser!(u64).range(..=YEAR))]
     pub(crate) timeout: u64,
+}
+
+/// `--wait` and `--timeout` of what is done at once, which change nothing: scripts give them to all verbs.
+pub(crate) fn at_once() -> [Arg; 2] {
+    let timeout = Arg::new("timeout").long("timeout").value_name("SECONDS").requires("wait").hide(true);
+    [waits_anyway("It is done at once: taken, so that all verbs take it"), timeout]
+}
+
+/// `--wait`, where it changes nothing, with why.
+pub(crate) fn waits_anyway(why: &'static str) -> Arg {
+    Arg::new("wait").long("wait").action(ArgAction::SetTrue).help(why)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -464,6 +475,26 @@ mod tests {
         for (name, is_said) in [("destroy", true), ("rebuild", true), ("stop", false)] {
             assert_eq!(help(name).contains("eight characters or more"), is_said, "{name}");
         }
+    }
+
+    #[test]
+    fn every_verb_takes_that_it_is_waited_for_also_where_that_changes_nothing() {
+        for line in [
+            "lock web",
+            "unlock web",
+            "rename web www",
+            "volume rename data old",
+            "volume set data --label a=b",
+            "snapshot restore before",
+            "snapshot create web before",
+            "stop web",
+            "set web --label a=b",
+        ] {
+            let words = line.split(' ').chain(["--wait", "--timeout", "60"]);
+            let taken = Cli::command().try_get_matches_from(["eschedule"].into_iter().chain(words));
+            assert!(taken.is_ok(), "{line}: {}", taken.unwrap_err());
+        }
+        assert!(help("lock").contains("--wait It is done at once"));
     }
 
     #[test]

@@ -11,7 +11,7 @@ use ec_runtime::exit::{Failure, tell};
 
 use crate::{
     acting::Patience,
-    cli::{Output, Waiting},
+    cli::{Output, Waiting, waits_anyway},
     config::Session,
     list::WhichVolumes,
     output::{self, Names},
@@ -70,6 +70,7 @@ pub(crate) enum SnapshotCommand {
     ///
     /// A running instance is stopped for it and started again; till all its disks are as they were it is locked. Volumes that it had
     /// then and has no more stay as they are, which is told. Where this is broken off, run it again.
+    #[command(arg = waits_anyway("It waits in any case: taken, so that all verbs take it"))]
     Restore(Restore),
     /// Delete snapshots
     Delete {

@@ -16,7 +16,7 @@ use ec_runtime::{
 
 use crate::{
     acting::{CERTAIN, Patience, tell_later},
-    cli::{Output, Waiting},
+    cli::{Output, Waiting, at_once},
     config::Session,
     list::WhichVolumes,
     output::{self, Deleted, Names},
@@ -112,6 +112,7 @@ pub(crate) enum VolumeCommand {
         waiting: Waiting,
     },
     /// Call a volume otherwise
+    #[command(args = at_once())]
     Rename {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]
@@ -120,6 +121,7 @@ pub(crate) enum VolumeCommand {
         name: String,
     },
     /// Set labels of a volume, and take them off
+    #[command(args = at_once())]
     Set {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "VOLUME", value_parser = NonEmptyStringValueParser::new())]

@@ -7,7 +7,7 @@ use ec_cloud::{Change, Verb, resolve_name};
 use ec_model::{GRACE_SECONDS, Restart, Workload, input::LabelSelector};
 use ec_runtime::exit::Failure;
 
-use super::{Instances, Named, Traits, Waiting};
+use super::{Instances, Named, Traits, Waiting, at_once};
 use crate::{
     config::Session,
     spec::{certain_ref, hostname, image_ref, once_each},
@@ -158,7 +158,7 @@ pub(crate) enum Act {
         waiting: Waiting,
     },
     /// Let nothing be done to instances but to unlock them
-    #[command(after_help = "Examples:\n  eschedule lock db --reason 'holds the books'")]
+    #[command(args = at_once(), after_help = "Examples:\n  eschedule lock db --reason 'holds the books'")]
     Lock {
         #[command(flatten)]
         instances: Instances,
@@ -167,13 +167,13 @@ pub(crate) enum Act {
         reason: String,
     },
     /// Let things be done to locked instances again
-    #[command(after_help = "Examples:\n  eschedule unlock db")]
+    #[command(args = at_once(), after_help = "Examples:\n  eschedule unlock db")]
     Unlock {
         #[command(flatten)]
         instances: Instances,
     },
     /// Call an instance otherwise; its guest's hostname stays
-    #[command(after_help = "Examples:\n  eschedule rename web www")]
+    #[command(args = at_once(), after_help = "Examples:\n  eschedule rename web www")]
     Rename {
         /// Its name, its uuid, or the beginning of that
         #[arg(value_name = "INSTANCE", value_parser = NonEmptyStringValueParser::new())]
