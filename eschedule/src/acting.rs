@@ -107,9 +107,21 @@ pub(crate) async fn act(
         Verb::Rename(_) => Changes::Name,
         _ => Changes::Nothing,
     };
+    act_by(session, async |_| Ok(verb), changes, instances, waiting, output).await
+}
+
+/// Asks of each what this says of it.
+async fn act_by<'a>(
+    session: &Session,
+    verb_of: impl AsyncFn(InstanceId) -> Result<&'a Verb, Failure>,
+    changes: Changes,
+    instances: &Instances,
+    waiting: Waiting,
+    output: Output,
+) -> Result<(), Failure> {
     let patience = Patience::new(waiting)?;
     let ask = async |instance, selectors: &[LabelSelector]| {
-        ask_of(session, verb, instance, selectors, &patience).await
+        ask_of(session, verb_of(instance).await?, instance, selectors, &patience).await
     };
     let wait = async |done: Done, awaited, shown: &Shown| {
         let state = come_to(session, awaited, shown, &patience).await?;
@@ -118,34 +130,39 @@ pub(crate) async fn act(
     each(session, instances, output, changes, ask, wait, &patience).await
 }
 
-/// Gives an instance another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
+/// Gives instances another size, by a flavor's name or a query; or has what there is of that confirmed or reverted.
 pub(crate) async fn resize(session: &Session, resizing: Resizing, output: Output) -> Result<(), Failure> {
     let (instances, size, waiting) = resizing.what()?;
     let parsed = |text: &str| ResourceQuery::parse(text).map_err(|error| Failure::usage(error.to_string()));
-    let query = match size {
+    let (query, is_flavor) = match size {
         Size::Confirm => return act(session, &Verb::Confirm, &instances, waiting, output).await,
         Size::Revert => return act(session, &Verb::Revert, &instances, waiting, output).await,
-        Size::Query(query) => parsed(&query)?,
-        Size::Flavor(flavor) => {
-            let query = parsed(&ec_cloud::flavor(&session.cloud, &flavor).await?.query)?;
-            match boots_from_volume(session, &instances).await? {
-                true => query.without("DISK_GB").map_err(|error| Failure::usage(error.to_string()))?,
-                false => query,
-            }
-        }
+        Size::Query(query) => (parsed(&query)?, false),
+        Size::Flavor(flavor) => (parsed(&ec_cloud::flavor(&session.cloud, &flavor).await?.query)?, true),
     };
-    // What a virtual machine needs it needs here, too.
+    // What a virtual machine needs it needs here, too: then something is left of it without its disk.
     Ask::new(&query)?;
-    let verb = Verb::Resize(Extent { query: query.text().to_owned(), resources: query.total() });
-    act(session, &verb, &instances, waiting, output).await
+    let verb = resize_to(&query);
+    if !is_flavor {
+        return act(session, &verb, &instances, waiting, output).await;
+    }
+    let diskless = query.without("DISK_GB").map_err(|error| Failure::usage(error.to_string()))?;
+    let diskless = resize_to(&diskless);
+    let verb_of = async |instance| match boots_from_volume(session, instance).await? {
+        true => Ok(&diskless),
+        false => Ok(&verb),
+    };
+    act_by(session, verb_of, Changes::Nothing, &instances, waiting, output).await
 }
 
-/// Whether the one that is named has no disk of its own, so that what a flavor says of one is not meant. Where nobody can be resized
-/// it is told so when it is asked.
-async fn boots_from_volume(session: &Session, named: &Instances) -> Result<bool, Failure> {
-    let (cloud, Some(word)) = (&session.cloud, named.instances.first()) else { return Ok(false) };
-    let known = async { find_placed(cloud, resolve(cloud, word).await?).await };
-    match known.await {
+fn resize_to(query: &ResourceQuery) -> Verb {
+    Verb::Resize(Extent { query: query.text().to_owned(), resources: query.total() })
+}
+
+/// Whether it has no disk of its own, so that what a flavor says of one is not meant. Where it cannot be resized that is told when it
+/// is asked.
+async fn boots_from_volume(session: &Session, instance: InstanceId) -> Result<bool, Failure> {
+    match find_placed(&session.cloud, instance).await {
         Ok(known) => Ok(known.record.is_some_and(|it| Attachment::root_of(&it.volumes).is_some())),
         Err(error) if error.kind() == Kind::Unreachable => Err(error.into()),
         Err(_) => Ok(false),
@@ -463,12 +480,19 @@ mod tests {
     #[tokio::test]
     async fn who_cannot_be_resized_is_told_so_when_it_is_asked() {
         let mut session = Session::in_memory().await;
-        let named = Instances { instances: vec!["gone".into()], ..Instances::default() };
-        assert!(!boots_from_volume(&session, &named).await.unwrap());
+        let uuid = uuid::Uuid::from_u128(7);
+        let text = format!(
+            r#"{{"version":1,"instance":"{uuid}","name":"web","generation":1,
+            "spec":{{"query":"resources=VCPU:1","image":{{"url":""}}}},"created_at":"1970-01-01T00:00:00Z"}}"#
+        );
+        let unplaced = InstanceId::new(uuid);
+        let txn = ec_store::Txn::new().put(session.cloud.keys.instance(unplaced), text);
+        session.cloud.store.txn(txn).await.unwrap();
+        assert!(!boots_from_volume(&session, unplaced).await.unwrap());
         let away = MemoryStore::new();
         away.faults().set_reachable(false);
         session.cloud.store = Arc::new(away);
-        assert_eq!(boots_from_volume(&session, &named).await.unwrap_err().code, UNREACHABLE);
+        assert_eq!(boots_from_volume(&session, unplaced).await.unwrap_err().code, UNREACHABLE);
     }
 
     #[tokio::test]

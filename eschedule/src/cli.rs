@@ -341,7 +341,7 @@ pub(crate) enum Command {
     },
     #[command(flatten)]
     Act(Act),
-    /// Give an instance another size on its node, by a flavor or a resources query; then confirm or revert that, also of several
+    /// Give instances another size on their nodes, by a flavor or a resources query; then confirm or revert that
     ///
     /// A larger disk grows while the guest runs, and none ever shrinks. More processors or memory it is given while it runs where libvirt
     /// can; else it is asked to end, ended after 60 s, and started again. What it had before stays claimed beside until --confirm

@@ -209,13 +209,53 @@ async fn several_are_shown_and_acted_upon_together() -> Result<()> {
     refused(&["rebuild", "web", "db", "x"], 2, "say `--image IMAGE`")?;
     refused(&["rebuild", "web", "--sha256", &"0".repeat(64)], 2, "goes with an image")?;
     refused(&["resize", "web"], 2, "wanted how large")?;
-    refused(&["resize", "web", "db", TINY], 2, "one instance at a time")?;
-    refused(&["resize", "--label", "role", "--flavor", "x"], 2, "cannot be used with")?;
+    refused(&["resize", TINY], 2, "wanted who")?;
+    refused(&["resize", "web", "--label", "role", "--flavor", "x"], 2, "cannot be used with")?;
+    refused(&["resize", "web", "--label", "role", TINY], 2, "cannot be used with")?;
     refused(&["resize", "web", TINY, "--confirm"], 2, "is a query")?;
     refused(&["resize", "web", "--flavor", "x", "--revert"], 2, "cannot be used with")?;
     refused(&["resize", "--confirm", "web", "db"], 1, "there is no resize of it")?;
     refused(&["resize", "--revert", "--label", "role"], 1, "there is no resize of it")?;
     assert_eq!(control.request(node, web).await?, before);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn several_are_given_another_size_and_each_the_disk_that_it_can_have() -> Result<()> {
+    const DISKLESS: &str = "resources=VCPU:1,MEMORY_MB:128";
+    let control = Control::start().await?;
+    let (node, [web, db, _]) = three(&control).await?;
+    control.status(node, db, State::Active, Some("10.0.0.8")).await?;
+    let root = json_of(&control, &["volume", "create", "root", "--size", "1", "--image", "file:///old"])?;
+    let root: InstanceId = serde_json::from_value(root["volume"].clone())?;
+    control.status(node, root, State::Active, None).await?;
+    let boots = ["run", "boots", "--query", DISKLESS, "--boot-volume", "root", "--label", "role=boots"];
+    let boots: InstanceId = serde_json::from_value(json_of(&control, &boots)?["instance"].clone())?;
+    control.status(node, boots, State::Active, Some("10.0.0.9")).await?;
+    let query = async |instance| {
+        Ok::<_, anyhow::Error>(control.record(instance).await?.map(|it| it.spec.query).unwrap_or_default())
+    };
+
+    let more = "resources=VCPU:1,MEMORY_MB:256,DISK_GB:1";
+    let resized = json_of(&control, &["resize", "web", "db", more])?;
+    ensure!(resized[0]["state"] == "RESIZING" && resized[1]["state"] == "RESIZING", "{resized}");
+    assert_eq!((query(web).await?, query(db).await?), (more.into(), more.into()));
+
+    for instance in ["web", "db"] {
+        control.done(&["destroy", instance])?;
+    }
+    let (_, old) = control.schedule(&["--name", "old", "--label", "tier=a", TINY])?;
+    control.status(node, old, State::Active, None).await?;
+    control.done(&["set", "boots", "--label", "tier=b"])?;
+    control.done(&["flavor", "create", "large", "resources=VCPU:2,MEMORY_MB:512,DISK_GB:2"])?;
+    let resized = json_of(&control, &["resize", "--label", "tier", "--flavor", "large"])?;
+    assert_eq!(resized.as_array().map(Vec::len), Some(2), "{resized}");
+    assert_eq!(query(old).await?, "resources=VCPU:2,MEMORY_MB:512,DISK_GB:2");
+    assert_eq!(query(boots).await?, "resources=VCPU:2,MEMORY_MB:512");
+    // Each answers for itself.
+    let some = control.eschedule(&["resize", "nobody", "boots", DISKLESS, "-o", "json"])?;
+    let told: Value = serde_json::from_slice(&some.stdout)?;
+    ensure!(some.status.code() == Some(1) && told[0]["asked"] == "nobody", "{some:?}");
     Ok(())
 }
 

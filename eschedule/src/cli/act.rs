@@ -17,9 +17,10 @@ use crate::{
 const REASON_MAX: usize = 255;
 
 pub(super) const RESIZE_USAGE: &str = "\
-eschedule resize [OPTIONS] <INSTANCE> <QUERY>
-       eschedule resize [OPTIONS] <INSTANCE> --flavor <FLAVOR>
-       eschedule resize [OPTIONS] --confirm|--revert <INSTANCE>...";
+eschedule resize [OPTIONS] <INSTANCE>... <QUERY>
+       eschedule resize [OPTIONS] --flavor <FLAVOR>|--confirm|--revert <INSTANCE>...
+       eschedule resize [OPTIONS] --label <KEY[=VALUE]> <QUERY>
+       eschedule resize [OPTIONS] --flavor <FLAVOR>|--confirm|--revert --label <KEY[=VALUE]>";
 
 const REBUILD_USAGE: &str = "\
 eschedule rebuild [OPTIONS] <INSTANCE> [IMAGE]
@@ -39,6 +40,8 @@ Examples:
       the new size, until the guest runs with it (VERIFY_RESIZE)
   eschedule resize web 'resources=VCPU:2,MEMORY_MB:1024,DISK_GB:10'
       the same by a query
+  eschedule resize --label role=web --flavor large
+      all that have the label
   eschedule resize --confirm web db
       keeps it, and gives back what is not needed any more
   eschedule resize web --revert --wait
@@ -275,13 +278,13 @@ async fn is_instance(session: &Session, name: &str) -> bool {
 /// Which instances, and how large they shall be.
 #[derive(Args)]
 pub(crate) struct Resizing {
-    /// Its name, its uuid, or the beginning of that; behind it, or --flavor in its place, a resources query. With --confirm and
-    /// --revert several
+    /// Names, uuids, or the beginnings of uuids that no other has; behind them, without --flavor, --confirm and --revert, a resources
+    /// query
     #[arg(value_name = "INSTANCE", required_unless_present = "label", value_parser = NonEmptyStringValueParser::new())]
     words: Vec<String>,
 
-    /// With --confirm and --revert, instead of INSTANCE: those of the project that have this label; given more than once, all of them
-    #[arg(long, value_name = "KEY[=VALUE]", conflicts_with_all = ["words", "flavor"], value_parser = ec_model::input::label_selector)]
+    /// Instead of INSTANCE: those of the project that have this label; given more than once, all of them
+    #[arg(long, value_name = "KEY[=VALUE]", value_parser = ec_model::input::label_selector)]
     label: Vec<LabelSelector>,
 
     #[command(flatten)]
@@ -318,7 +321,7 @@ impl Resizing {
                 Some(query) => Size::Query(query),
                 None => {
                     return Err(Failure::usage(
-                        "wanted how large it shall be, behind INSTANCE: --flavor FLAVOR, or a query as `resources=VCPU:2,MEMORY_MB:1024`; or --confirm, or --revert",
+                        "wanted how large it shall be: --flavor FLAVOR, or behind INSTANCE a query as `resources=VCPU:2,MEMORY_MB:1024`; or --confirm, or --revert",
                     ));
                 }
             },
@@ -328,10 +331,13 @@ impl Resizing {
                 "`{query}` is a query, and goes with none of --flavor, --confirm and --revert, nor with another"
             )));
         }
-        if matches!(size, Size::Flavor(_) | Size::Query(_)) && words.len() != 1 {
-            return Err(Failure::usage("another size is given to one instance at a time: name one"));
+        match (&words[..], &label[..]) {
+            ([], []) => Err(Failure::usage("wanted who: INSTANCE before the query, or --label")),
+            ([word, ..], [_, ..]) => Err(Failure::usage(format!(
+                "`{word}` cannot be used with --label, which says in its place who is meant"
+            ))),
+            _ => Ok((Instances { instances: words, label }, size, waiting)),
         }
-        Ok((Instances { instances: words, label }, size, waiting))
     }
 }
 
