@@ -16,22 +16,33 @@ use crate::{
 pub(crate) const EXAMPLES: &str = "\
 Examples:
   eschedule explain unclaimed
+      what a state means, or another word that a verb told
   eschedule explain web
       how it stands (`stands` of -o json), and who would take one more like it, in its group
   eschedule explain 'resources=VCPU:4,MEMORY_MB:8192&required=HW_CPU_X86_AVX2'
       the node that would be tried first, or what is short by how much where; nothing is claimed";
 
-/// What is said of a state.
+/// What is said of a state, or of another word in its place.
 #[derive(Serialize)]
 pub(crate) struct Explained {
-    pub(crate) state: State,
+    pub(crate) state: &'static str,
     pub(crate) text: &'static str,
 }
 
-/// Explains a state; etcd is not asked.
-pub(crate) fn state(state: State, output: Output) -> Result<(), Failure> {
-    let explained = Explained { state, text: meaning(state) };
-    output.print(&explained, || vec![state.to_string()], || format!("{state}: {}", explained.text))
+/// What a word means, in any case of letters, where it is a state, or what verbs tell in the place of one; etcd is not asked.
+pub(crate) fn word(word: &str) -> Option<Explained> {
+    let word = word.to_ascii_uppercase();
+    if let Some(state) = State::named(&word) {
+        return Some(Explained { state: state.name(), text: meaning(state) });
+    }
+    let told = OF_VERBS.into_iter().find(|(is, _)| *is == word);
+    told.map(|(state, text)| Explained { state, text })
+}
+
+/// Prints that.
+pub(crate) fn explained(explained: &Explained, output: Output) -> Result<(), Failure> {
+    let Explained { state, text } = explained;
+    output.print(explained, || vec![(*state).to_owned()], || format!("{state}: {text}"))
 }
 
 /// How an instance stands.
@@ -193,6 +204,39 @@ fn sentences(preview: &Preview) -> String {
     text
 }
 
+/// What verbs tell of what is under way, or done, where no state says it: `list` shows none of these.
+const OF_VERBS: [(&str, &str); 9] = [
+    ("PAUSING", "a verb's word: its node was asked to halt the guest's processors, and next is PAUSED."),
+    (
+        "UNPAUSING",
+        "a verb's word: its node was asked to let the guest's processors go on, and next is ACTIVE.",
+    ),
+    (
+        "RESUMING",
+        "a verb's word: its node was asked to let the guest go on where it was suspended, and next is ACTIVE.",
+    ),
+    (
+        "CONFIRMED",
+        "a verb's word: it keeps the size that it was given last, and what it had before is claimed no more; \
+         `eschedule show` tells its state.",
+    ),
+    (
+        "LOCKED",
+        "a verb's word: nothing is done to it any more until `eschedule unlock`, and its state is as it was.",
+    ),
+    ("UNLOCKED", "a verb's word: things are done to it again, and its state is as it was."),
+    ("RENAMED", "a verb's word: it is called otherwise, and its state is as it was."),
+    (
+        "SET",
+        "a verb's word: its labels, its metadata and what follows its end are as was asked, once its node acts by \
+         them, and its state is as it was.",
+    ),
+    (
+        "DESTROYED",
+        "a verb's word: it is gone, with its disk and its room; `eschedule events` tells of it for a day, by its uuid.",
+    ),
+];
+
 /// What a state means, what comes next, and what to do.
 fn meaning(state: State) -> &'static str {
     match state {
@@ -296,7 +340,11 @@ fn meaning(state: State) -> &'static str {
 
 #[cfg(test)]
 mod tests {
+    use ec_cloud::{Change, Verb};
+    use ec_model::Extent;
+
     use super::*;
+    use crate::acting::under_way;
 
     #[test]
     fn every_state_is_explained_with_what_comes_next_or_helps() {
@@ -306,5 +354,38 @@ mod tests {
             let helps = ["`eschedule", "Next is", "Next are"].iter().any(|word| text.contains(word));
             assert!(helps, "{state}: {text}");
         }
+    }
+
+    #[test]
+    fn every_word_that_a_verb_tells_in_the_place_of_a_state_is_explained_and_stands_in_the_page() {
+        let extent = Extent { query: String::new(), resources: Default::default() };
+        let verbs = [
+            Verb::Start,
+            Verb::Stop(0),
+            Verb::Reboot(0),
+            Verb::Pause,
+            Verb::Unpause,
+            Verb::Suspend,
+            Verb::Resume,
+            Verb::Rebuild(None),
+            Verb::Rescue(None),
+            Verb::Unrescue,
+            Verb::Resize(extent),
+            Verb::Confirm,
+            Verb::Revert,
+            Verb::Lock(String::new()),
+            Verb::Unlock,
+            Verb::Rename(String::new()),
+            Verb::Set(Change::default()),
+        ];
+        for told in verbs.iter().map(under_way).chain(["DESTROYING", "DESTROYED"]) {
+            let explained = word(&told.to_lowercase()).unwrap_or_else(|| panic!("{told}"));
+            assert_eq!(explained.state, told);
+        }
+        let page = include_str!("../../docs/cli.md");
+        for (told, text) in OF_VERBS {
+            assert!(text.ends_with('.') && page.contains(&format!("`{told}`")), "{told}");
+        }
+        assert!(word("broken").is_none());
     }
 }

@@ -6,7 +6,7 @@ use ec_cloud::{
     GroupView, Happening, Healed, Member, NodeView, Preview, Reasons, StorageView, View, VolumeView, What,
 };
 use ec_model::{
-    Flavor, Group, Image, ImageStatus, Instance, Keypair, Policy, Request, State, Status, Visibility, decode,
+    Flavor, Group, Image, ImageStatus, Instance, Keypair, Policy, Request, Status, Visibility, decode,
 };
 use jiff::Timestamp;
 use serde_json::{Value, json};
@@ -221,7 +221,7 @@ fn results() -> Vec<(&'static str, Value)> {
         ),
         ("stop", json(serde_json::to_value(done))),
         ("watch", json(serde_json::to_value(Line::of(What::New, &list)))),
-        ("explain", json(serde_json::to_value(Explained { state: State::Active, text: "" }))),
+        ("explain", json(serde_json::to_value(Explained { state: "ACTIVE", text: "" }))),
         (
             "stands",
             json(serde_json::to_value(Stands {

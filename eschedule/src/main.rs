@@ -81,9 +81,9 @@ async fn run(cli: Cli) -> Result<(), Failure> {
 async fn command(cli: Cli) -> Result<(), Failure> {
     let output = cli.output;
     if let (Some(Command::Explain { word }), None) = (&cli.command, &cli.target)
-        && let Ok(state) = list::state(word)
+        && let Some(explained) = explain::word(word)
     {
-        return explain::state(state, output);
+        return explain::explained(&explained, output);
     }
     match (&cli.command, &cli.target) {
         (Some(Command::Completions { shell }), _) => {
