@@ -168,6 +168,32 @@ async fn what_cannot_be_is_refused_and_changes_nothing() -> Result<()> {
     refused(&control, &["show", "data"], 1, "no volume of project")
 }
 
+#[tokio::test(flavor = "multi_thread")]
+async fn what_is_copied_of_an_instance_is_told_among_what_was_done_to_it() -> Result<()> {
+    let control = Control::start().await?;
+    let node = control.node("h1", true, SOME).await?;
+    let web = runs(&control, node, "web").await?;
+    let snap = ["snapshot", "create", "web", "before", "-o", "json"];
+    let snap: Value = serde_json::from_str(&control.done(&snap)?)?;
+    control.done(&["volume", "create", "copy", "--image", "instance:web"])?;
+    control.done(&["run", "web2", "--query", TINY, "--image", "instance:web"])?;
+    // Of a copy of a copy its first owner is not told.
+    control.status(node, id(&snap)?, State::Active, None).await?;
+    control.done(&["volume", "clone", "before", "again"])?;
+    let told: Value = serde_json::from_str(&control.done(&["events", "web", "-o", "json"])?)?;
+    let copies = told.as_array().into_iter().flatten().filter(|it| it["verb"] == "createImage");
+    let copies: Vec<_> = copies.map(|it| (it["detail"].as_str(), it["outcome"].as_str())).collect();
+    let done = |detail| (Some(detail), Some("done"));
+    let wanted = ["snapshot before", "volume copy", "instance web2"].map(done);
+    assert_eq!(copies, wanted, "{told}");
+    assert_eq!(told[1]["request_id"], snap["request_id"], "{told}");
+    // It goes with what else was done to it.
+    control.done(&["destroy", "web"])?;
+    let kept = control.get(&control.keys.actions(web)).await?.context("for a day")?;
+    ensure!(kept.lease.is_some(), "it goes by itself");
+    Ok(())
+}
+
 /// It is counted, however it is asked for, looked at before, or compared with a file.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_copy_without_a_size_is_claimed_as_large_as_what_it_copies() -> Result<()> {

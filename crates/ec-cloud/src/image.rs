@@ -18,7 +18,7 @@ mod stored;
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 pub use copied::{copy_for_image, drop_copy, tend_copies};
-pub(crate) use copied::{delete_copy, image_of_copy, left_over};
+pub(crate) use copied::{delete_copy, image_of_copy, left_over, told_of_copy};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
 use stored::{

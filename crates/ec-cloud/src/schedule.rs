@@ -17,13 +17,14 @@ use crate::{
     history::{Asked, begin},
     intent::{Back, Intent, Reached, STALE, lost},
     moving::next_epoch,
+    source::note_copy,
     volume::given,
 };
 
 /// Of more hosts than these, the keys of all nodes are read in one go instead of each its own.
 const SINGLY: usize = 64;
 
-/// So often a volume may be changed by others while an instance that is to boot from it is requested.
+/// So often a volume may be changed by others while an instance that is to boot from it is requested, or an instance while a copy is.
 const TRIES: u32 = 3;
 
 /// How often candidates are asked for anew after races were lost.
@@ -398,7 +399,8 @@ async fn request_within(
     peers: &mut Option<Peers>,
     preferring: Option<&[NodeId]>,
 ) -> Requested {
-    let mut left = if wanted.guest.has_volumes() { TRIES } else { 0 };
+    let by_others = wanted.guest.has_volumes() || wanted.guest.image.copied().is_some();
+    let mut left = if by_others { TRIES } else { 0 };
     let mut sign = sign;
     // The agent lives, and has put its sign anew since that was looked for.
     let is_anew = async |before: Option<KeyValue>| {
@@ -410,7 +412,7 @@ async fn request_within(
         let requested =
             request(cloud, intent, node, wanted, sign.clone(), peers.as_ref(), preferring.is_some()).await;
         let Requested::No(None) = &requested else { return requested };
-        // A volume was changed meanwhile; the next look says whether it can still have that.
+        // A volume, or what is copied, was changed meanwhile; the next look says whether it can still have that.
         if left > 0 {
             left -= 1;
             sign = None;
@@ -499,6 +501,10 @@ async fn request(
         .put(key, encode(&request))
         .put(keys.instance(instance), encode(&record));
     txn = begin(cloud, Asked::create(&record, node), txn);
+    txn = match note_copy(cloud, &record, txn).await {
+        Ok(txn) => txn,
+        Err(error) => return Requested::No(Some(error)),
+    };
     if let (Some(group), Some(peers), Some(membership)) = (&wanted.ask.group, peers, keys.membership(&record))
     {
         txn = group.demand(cloud, peers, node, prefers, txn).put(membership, "");

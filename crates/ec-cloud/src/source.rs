@@ -2,14 +2,19 @@
 
 use std::borrow::Cow;
 
-use ec_model::{Attachment, CopyOf, ImageRef, InstanceId, NodeId, ResourceQuery, Workload};
+use ec_model::{
+    ActionVerb, Attachment, CopyOf, ImageRef, Instance, InstanceId, NodeId, ResourceQuery, Workload, decode,
+};
 use ec_plan::{
     sizes::{missed, of_disk},
     volumes,
 };
+use ec_store::{Compare, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
+    history::{Asked, note},
+    image::told_of_copy,
     lookup::{Known, find_placed},
 };
 
@@ -33,6 +38,29 @@ pub(crate) struct Source {
 pub async fn is_made(cloud: &Cloud, disk: InstanceId) -> CloudResult<bool> {
     let known = find_placed(cloud, disk).await?;
     Ok(volumes::copied(kind_of(&known).unwrap_or_default(), known.status.record()).is_ok())
+}
+
+/// Adds to the transaction by which a copy of a machine's disk is requested that it was copied, to the history of that machine: which
+/// has to be as it was read, lest something is added where its end was wished meanwhile.
+///
+/// # Errors
+/// etcd does not answer.
+pub(crate) async fn note_copy(cloud: &Cloud, copy: &Instance, txn: Txn) -> CloudResult<Txn> {
+    let Some(CopyOf { kind: Workload::Machine, disk, .. }) = copy.spec.image.copied() else {
+        return Ok(txn);
+    };
+    let key = cloud.keys.instance(disk);
+    let Some(pair) = cloud.store.get(&key).await?.0 else { return Ok(txn) };
+    // What cannot be read, or is nowhere, has no history to add to.
+    let Ok(record) = decode::<Instance>(&pair.value) else { return Ok(txn) };
+    let Some(node) = record.node() else { return Ok(txn) };
+    let detail = Some(told_of_copy(cloud, copy).await);
+    let asked = Asked {
+        detail,
+        at_once: true,
+        ..Asked::new(disk, node, ActionVerb::CreateImage, cloud.host.now(), record.generation)
+    };
+    note(cloud, asked, txn.when(Compare::Unchanged(key, pair.mod_revision)), None).await
 }
 
 /// So many copies of copies are followed: two may be copies of each other.

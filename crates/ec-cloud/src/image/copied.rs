@@ -3,7 +3,7 @@
 //! The volume bears the image's uuid in its name, and goes before the image can be used. So one whose image nobody sends any
 //! more is what a killed command left.
 
-use ec_model::{ImageId, ImageRef, ImageStatus, InstanceId, Workload};
+use ec_model::{ImageId, ImageRef, ImageStatus, Instance, InstanceId, Workload};
 use tokio_util::sync::CancellationToken;
 
 use super::stored::read;
@@ -40,6 +40,21 @@ pub async fn copy_for_image(
 pub(crate) fn image_of_copy(name: &str) -> Option<ImageId> {
     let (beginning, image) = name.split_at_checked(BEGINNING.len())?;
     image.parse().ok().filter(|_| beginning.eq_ignore_ascii_case(BEGINNING))
+}
+
+/// What a copy is, in words: the image for which it is made, or what it stays, with its name.
+pub(crate) async fn told_of_copy(cloud: &Cloud, copy: &Instance) -> String {
+    let name = copy.name.clone().unwrap_or_else(|| copy.instance.to_string());
+    let kind = match image_of_copy(&name) {
+        Some(image) => {
+            let stored = read(cloud, image).await.ok().flatten();
+            return format!("image {}", stored.map_or(image.to_string(), |stored| stored.doc.record.name));
+        }
+        None if copy.kind.is_machine() => "instance",
+        None if copy.spec.is_snapshot() => "snapshot",
+        None => "volume",
+    };
+    format!("{kind} {name}")
 }
 
 /// Deletes the copy that was made for this image, where there is one.

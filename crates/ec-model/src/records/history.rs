@@ -106,6 +106,9 @@ pub enum ActionVerb {
     /// To have it no more.
     #[serde(rename = "detach_volume")]
     DetachVolume,
+    /// To be copied, as its disks are at one moment.
+    #[serde(rename = "createImage")]
+    CreateImage,
     /// To be with another node.
     Migrate,
     /// To be asked for again as its node knew it, after etcd had lost that.
@@ -140,6 +143,7 @@ impl fmt::Display for ActionVerb {
             Self::Set => "set",
             Self::AttachVolume => "attach_volume",
             Self::DetachVolume => "detach_volume",
+            Self::CreateImage => "createImage",
             Self::Migrate => "migrate",
             Self::Heal => "heal",
             Self::Delete => "delete",
@@ -151,7 +155,8 @@ impl fmt::Display for ActionVerb {
 impl ActionVerb {
     /// Whether it is done by being written down, whatever is asked for by it: no agent has to do anything.
     pub fn is_done_at_once(self) -> bool {
-        matches!(self, Self::ConfirmResize | Self::Lock | Self::Unlock | Self::Rename | Self::Heal)
+        use ActionVerb::{ConfirmResize, CreateImage, Heal, Lock, Rename, Unlock};
+        matches!(self, ConfirmResize | Lock | Unlock | Rename | CreateImage | Heal)
     }
 }
 
@@ -264,12 +269,12 @@ mod tests {
             ("\"unpause\"".into(), "\"delete\"".into())
         );
         assert_eq!(serde_json::from_str::<ActionVerb>("\"evacuate\"").unwrap(), ActionVerb::Unknown);
-        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue resize confirmResize revertResize lock unlock rename set heal delete unknown".split(' ') {
+        for word in "create start stop reboot pause unpause suspend resume rebuild rescue unrescue resize confirmResize revertResize lock unlock rename set createImage heal delete unknown".split(' ') {
             let verb: ActionVerb = serde_json::from_str(&format!("\"{word}\"")).unwrap();
             assert_eq!((verb.to_string().as_str(), text(verb)), (word, format!("\"{word}\"")));
         }
         use ActionVerb::{AttachVolume, DetachVolume, Rebuild, Rename, Set};
-        assert!(Rename.is_done_at_once());
+        assert!(Rename.is_done_at_once() && ActionVerb::CreateImage.is_done_at_once());
         assert!(![Rebuild, Set, AttachVolume, DetachVolume].iter().any(|verb| verb.is_done_at_once()));
     }
 }

@@ -18,6 +18,9 @@ impl Referee {
         for (op, old) in txn.then.iter().zip(before) {
             let Op::Put { key, value, .. } = op else { continue };
             let old = old.as_ref().map(|old| old.value.as_slice());
+            if old == Some(value.as_slice()) {
+                continue;
+            }
             let wanted = if world.keys.parse_request(key).is_ok() {
                 of_request(old, value, own)
             } else if world.keys.parse_instance(key).is_ok() {

@@ -40,7 +40,9 @@ impl Referee {
             Actor::Nemesis => true,
             Actor::Replica(_) => key.starts_with(PLACEMENT),
             Actor::Controller(_) => {
-                let history = owner(keys.all_actions()) && new.is_none();
+                // It goes, or is to go some time from now, as it is.
+                let is_same = old.is_some_and(|old| new == Some(&*old.value));
+                let history = owner(keys.all_actions()) && (new.is_none() || is_same);
                 let beside = ["/ecompute/names/", "/ecompute/volume-names/", MEMBERS]
                     .iter()
                     .any(|under| key.starts_with(under));
