@@ -36,7 +36,7 @@ impl Transport for Slow {
         );
         let traits = match request.url.path() {
             // Whatever is asked about, somebody has it.
-            "/traits" => json!(["COMPUTE_STATUS_DISABLED"]),
+            "/traits" => json!(["COMPUTE_STATUS_DISABLED", "CUSTOM_ECOMPUTE_NODE_DOWN"]),
             _ if is_marked => json!(["COMPUTE_STATUS_DISABLED"]),
             _ => json!([]),
         };

@@ -261,6 +261,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             volumes_acknowledged,
             record_lost: known_to_none,
             record_garbled,
+            made_late,
             taken_up,
             root,
             ..
@@ -392,7 +393,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         if traces.is_volume && traces.claim && claimed_gb < has_gb && !(restored || claims_lost) {
             found.push((soon, format!("{instance}: it has {has_gb} GB, and has claimed {claimed_gb}")));
         }
-        if let Some(why) = traces.is_of_another_size().filter(|_| !uncounted && !record_garbled) {
+        if let Some(why) = traces.is_of_another_size().filter(|_| !(uncounted || record_garbled || made_late))
+        {
             found.push((soon, format!("{instance}: {why}")));
         }
         // What nobody asks for and its node keeps a record of can be brought back.

@@ -140,6 +140,8 @@ pub(crate) struct Known {
     status_lost: bool,
     /// The nemesis took its request: nobody asks for it any more.
     pub(crate) request_lost: bool,
+    /// A call that its agent had given up made its disk once more, of the size that it had then.
+    pub(crate) made_late: bool,
     /// Its node's record was taken: what that knew is lost.
     pub(crate) record_lost: bool,
     /// Its node's record could not be read for a while: what was asked for meanwhile was not kept there.
@@ -281,7 +283,8 @@ impl Referee {
     pub(crate) fn record_touched(&mut self, instance: InstanceId) {
         let known = self.known(instance);
         // What another node has by now is not kept where it was; nor is that of which somebody took all else.
-        if !(known.wished_away || known.moved || known.request_lost) {
+        let is_forgotten = known.request_lost || known.lost && known.disturbed;
+        if !(known.wished_away || known.moved || is_forgotten) {
             self.found(format!("the record of {instance}, which nobody can read, was changed or deleted"));
         }
     }
@@ -524,6 +527,7 @@ impl Referee {
         let known = self.known.entry(instance).or_default();
         known.revived = late && what != Operation::Destroy;
         known.was_revived |= known.revived;
+        known.made_late |= late && what == Operation::CreateOverlay;
         // A call that its agent had given up comes after what was wished since, and is told as what it made.
         let is_power = !matches!(
             what,

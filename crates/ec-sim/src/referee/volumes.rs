@@ -320,7 +320,9 @@ impl Referee {
         status: &Status,
     ) {
         let is_heard = status.epoch == request.epoch && status.observed_generation >= request.generation;
-        if !is_heard || self.restored || self.known(instance).status_lost {
+        // What is destroyed has them until its domain is gone, whatever was told of it before.
+        let is_to_end = request.desired == Desired::Destroyed;
+        if !is_heard || is_to_end || self.restored || self.known(instance).status_lost {
             return;
         }
         let Some(computer) = world.computers.iter().find(|computer| computer.node == node) else { return };
