@@ -152,7 +152,7 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
     let keys = &cloud.keys;
     let prefixes = (keys.all_requests(), keys.all_statuses(), keys.instances(), keys.all_members());
     let names = [Workload::Machine, Workload::Volume].map(|kind| keys.all_names(kind));
-    let histories = keys.all_actions();
+    let actions = keys.all_actions();
     let (requests, statuses, records, members, names, volumes, histories) = tokio::try_join!(
         cloud.store.keys(&prefixes.0),
         cloud.store.keys(&prefixes.1),
@@ -160,7 +160,7 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
         cloud.store.keys(&prefixes.3),
         cloud.store.keys(&names[0]),
         cloud.store.keys(&names[1]),
-        cloud.store.keys(&histories)
+        cloud.store.keys(&actions)
     )?;
     let of_it = |(_, instance)| instance;
     let requested: HashSet<InstanceId> =
@@ -201,16 +201,16 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
         }
     }
     let of_nobody = |key: &String| {
-        let instance = key.strip_prefix(&keys.all_actions())?.parse().ok()?;
+        let instance = key.strip_prefix(&actions)?.parse().ok()?;
         (!recorded.contains(&instance) && !spoken_of.contains(&instance)).then_some(instance)
     };
-    let faded: Vec<InstanceId> = histories.iter().filter_map(of_nobody).collect();
+    let mut fading: Vec<InstanceId> = histories.iter().filter_map(of_nobody).collect();
     // Nearly all are of what was destroyed, and go by themselves: each look asks some, by turns.
-    let first = usize::try_from(cloud.host.now().as_second()).unwrap_or(0);
-    for instance in
-        faded.iter().cycle().skip(first.checked_rem(faded.len()).unwrap_or(0)).take(FADING.min(faded.len()))
-    {
-        if !tended.note(let_fade(cloud, *instance).await.map(|()| None)) {
+    let second = usize::try_from(cloud.host.now().as_second()).unwrap_or(0);
+    let first = second.checked_rem(fading.len()).unwrap_or(0);
+    fading.rotate_left(first);
+    for instance in fading.into_iter().take(FADING) {
+        if !tended.note(let_fade(cloud, instance).await.map(|()| None)) {
             return Ok(tended);
         }
     }
