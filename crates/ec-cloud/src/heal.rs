@@ -411,7 +411,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     let of_project = Cloud { project: brought.record.record.project.clone(), ..cloud.clone() };
     let before = before.map(|doc| doc.record);
     let txn = with_name(&of_project, before.as_ref(), &mut brought, looks, txn).await?;
-    let txn = with_group(&of_project, before.as_ref(), &mut brought, txn).await?;
+    let txn = with_group(&of_project, node, before.as_ref(), &mut brought, txn).await?;
     let txn = match with_volumes(&of_project, &mut brought, before.as_ref(), txn).await? {
         Ok(txn) => txn,
         Err(why) => return left(why),
@@ -709,10 +709,20 @@ async fn with_name(
 
 async fn with_group(
     cloud: &Cloud,
+    node: NodeId,
     before: Option<&Instance>,
     brought: &mut Brought,
     mut txn: Txn,
 ) -> CloudResult<Txn> {
+    let of = &brought.record.record;
+    if brought.may_be_in_a_group() && of.kind == Workload::Machine {
+        // Its place in a group stayed when its record went.
+        match place_of(cloud, node, of.instance).await? {
+            Some((_, Some(group))) => brought.in_group(group),
+            Some((key, None)) => txn = txn.delete(key),
+            None => {}
+        }
+    }
     let old = before.and_then(|before| cloud.keys.membership(before));
     let member = cloud.keys.membership(&brought.record.record);
     let is_member = match &member {

@@ -161,6 +161,19 @@ impl Brought {
         ));
     }
 
+    /// Whether no record tells in which group it is.
+    pub fn may_be_in_a_group(&self) -> bool {
+        self.notes.iter().any(|note| note == NOT_KNOWN)
+    }
+
+    /// The same in this group, where its place stayed when its record went.
+    pub fn in_group(&mut self, group: String) {
+        self.record.record.group = Some(group);
+        for note in self.notes.iter_mut().filter(|note| *note == NOT_KNOWN) {
+            NOT_KNOWN_OF_MEMBER.clone_into(note);
+        }
+    }
+
     /// The same outside of its group.
     pub fn without_group(&mut self, why: &str) {
         let group = self.record.record.group.take().unwrap_or_default();

@@ -447,6 +447,10 @@ fn crash_on(world: &Arc<World>, computer: &Arc<Computer>, guest: InstanceId) {
     tokio::spawn(async move {
         for _ in 0..120 {
             sleep(world.millis(500..3000)).await;
+            // Whoever starts it again would be at it then.
+            if world.judge(|referee, _| referee.is_resting()) {
+                return;
+            }
             let runs = crate::referee::observed(&computer, guest).and_then(|seen| seen.domain);
             if runs == Some(RunState::Running) {
                 acts::end_guest(&world, &computer, guest, End::Crashed);

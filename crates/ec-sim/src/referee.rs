@@ -378,6 +378,11 @@ impl Referee {
         self.deeds = Some(Vec::new());
     }
 
+    /// Whether all is to be at rest.
+    pub(crate) fn is_resting(&self) -> bool {
+        self.deeds.is_some()
+    }
+
     /// What was done to instances since all was to be at rest.
     pub(crate) fn deeds(&mut self) -> Vec<(InstanceId, String)> {
         self.deeds.take().unwrap_or_default()

@@ -124,6 +124,17 @@ fn heal(held: &Held) -> Brought {
 }
 
 #[test]
+fn what_is_brought_back_by_its_request_alone_is_in_the_group_in_which_its_place_stayed() {
+    assert!(!heal(&held(&request(), Some(&record()))).may_be_in_a_group());
+    let mut healed = heal(&held(&request(), None));
+    assert!(healed.may_be_in_a_group());
+    assert_eq!(healed.notes, ["its labels, its group and whether it was locked are not known"]);
+    healed.in_group("g".to_owned());
+    assert_eq!(healed.record.record.group.as_deref(), Some("g"));
+    assert_eq!(healed.notes, ["its labels and whether it was locked are not known"]);
+}
+
+#[test]
 fn what_is_brought_back_is_what_was_wanted_and_nothing_is_left_to_be_done() {
     let healed = heal(&held(&request(), Some(&record())));
     let power = PowerWish { generation: 0, anew: false, ..record().power };

@@ -30,6 +30,12 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(deleted(stage)),
     ),
     Scenario::new(
+        "heal-of-a-member-whose-record-went-first",
+        "a member of a group is stopped while its agent is down, and somebody deletes its record before that heard, and its request after: \
+         a heal finds its place in the group, and with its end that goes",
+        |stage| Box::pin(lost_by_and_by(stage)),
+    ),
+    Scenario::new(
         "heal-of-what-was-not-heard",
         "a guest's node is down while its user stops it, and somebody deletes the request before it heard: a heal brings back what it had heard",
         |stage| Box::pin(not_heard(stage)),
@@ -233,6 +239,32 @@ async fn deleted(stage: Stage) {
     let is = record(&stage, guest).is_some_and(|record| record.locked.is_some());
     stage.demand(is, "it is locked").await;
     stage.user(1).wish(guest, &Verb::Unlock).await.ok();
+}
+
+async fn lost_by_and_by(stage: Stage) {
+    stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
+    let order = Order {
+        name: Some("web"),
+        data: false,
+        query: SMALL,
+        restart: Restart::No,
+        group: Some("apart"),
+        boot: None,
+    };
+    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
+    let guest = placed.instance;
+    stage.until_well(guest).await;
+    stage.kill(1);
+    stage.user(1).wish(guest, &Verb::Stop(0)).await.ok();
+    stage.delete(&stage.world.keys.instance(guest)).await;
+    stage.start(1);
+    stage.until(guest, "STOPPED", |is| is.is(State::Stopped)).await;
+    acts::delete_request(&stage.world, stage.node(1), guest, false).await;
+    until_unclaimed(&stage, &[guest]).await;
+    healed(&stage, 1).await;
+    let is = record(&stage, guest).is_some_and(|record| record.group.as_deref() == Some("apart"));
+    stage.demand(is, "it is a member as before").await;
+    stage.until(guest, "STOPPED", |is| is.is(State::Stopped) && is.is_kept()).await;
 }
 
 async fn not_heard(stage: Stage) {
