@@ -11,6 +11,7 @@ mod healing;
 mod ids;
 pub(crate) mod keys;
 mod room;
+pub(crate) mod said;
 mod served;
 mod volumes;
 mod wishes;

@@ -16,6 +16,7 @@ use crate::{
     door::Door,
     fashion::{Fashion, an_image},
     life::Life,
+    referee::said::{Standing, moment},
     replica::ADMIN,
     volumes,
     way::Way,
@@ -489,8 +490,13 @@ pub(crate) async fn wish(
         referee.see(world, instance);
     });
     let since = world.elapsed();
+    let stood = Standing::of(world, instance);
     let done = async {
-        let acted = act(cloud, instance, verb).await?;
+        let acted = act(cloud, instance, verb).await;
+        world.judge(|referee, world| {
+            referee.acted(world, (actor, verb), instance, stood.as_ref(), &acted);
+        });
+        let acted = acted?;
         world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
         // What is set holds at once; when its node acts by it, nobody here asks.
         let to_be_done = acted.awaited.filter(|awaited| !matches!(awaited, Awaited::Heard(_)));
@@ -550,9 +556,13 @@ pub(crate) async fn look_at(
 
 /// Lists all instances.
 pub(crate) async fn look(world: &Arc<World>, actor: Actor, cloud: &Cloud) -> Result<Vec<View>, String> {
+    let stood = moment(world);
     let listed = list(cloud).await.map_err(|error| error.to_string());
     match &listed {
-        Ok(views) => world.log(actor, format!("lists {} instances", views.len())),
+        Ok(views) => {
+            world.judge(|referee, world| referee.listed(world, actor, stood, views));
+            world.log(actor, format!("lists {} instances", views.len()));
+        }
         Err(error) => world.log(actor, format!("lists, and is told: {error}")),
     }
     listed
