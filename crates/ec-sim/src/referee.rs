@@ -90,6 +90,8 @@ pub(crate) struct Known {
     pub(crate) was_revived: bool,
     /// A user has wished something of its power, which may arrive.
     pub(crate) power_wished: bool,
+    /// So many wishes of it there were.
+    wishes: u32,
     /// The generation of the newest wish for its power that a user was told of.
     pub(crate) power_acknowledged: u64,
     /// So many wishes for a new disk there were, which may have arrived.
@@ -330,6 +332,7 @@ impl Referee {
     pub(crate) fn wished(&mut self, instance: InstanceId, verb: &Verb) {
         let known = self.known.entry(instance).or_default();
         (known.power_wished, known.ended) = (true, None);
+        known.wishes += 1;
         known.rebuilds_wished += u32::from(matches!(verb, Verb::Rebuild(_) | Verb::Remake(..)));
         known.rescues_wished += u32::from(matches!(verb, Verb::Rescue(_)));
         known.extended |= matches!(verb, Verb::Resize(_));

@@ -1,7 +1,7 @@
 //! What people do with volumes: each way is a use-case of control, told in the log, and noted by the referee before it may
 //! arrive.
 
-use std::{sync::Arc, time::Duration};
+use std::{cell::Cell, sync::Arc, time::Duration};
 
 use ec_cloud::{
     Attached, Awaited, Cloud, CloudError, NewVolume, NoRoom, Restoring, Scheduled, attach, copy_for_image,
@@ -266,8 +266,11 @@ pub(crate) async fn restore_all(
     snapshot: InstanceId,
     stop: &CancellationToken,
 ) -> Result<(), String> {
+    let machine = world.judge(|referee, world| referee.before_restore(world, snapshot));
+    let own = Cell::new(0);
     let told_of = |what: Restoring<'_>| match what {
         Restoring::Asks(of, verb) => {
+            own.update(|own| own + u32::from(machine.is_some_and(|machine| machine.instance == of)));
             world.log(actor, format!("{} {of}", verb.name()));
             world.judge(|referee, world| {
                 referee.wished(of, verb);
@@ -290,7 +293,12 @@ pub(crate) async fn restore_all(
     let mut copies = restored_of(world, snapshot);
     // What it was given since is as it was.
     copies.retain(|disk, _| before.contains_key(disk));
-    world.judge(|referee, _| referee.told_restored(&copies));
+    world.judge(|referee, world| {
+        referee.told_restored(&copies);
+        if let Some(machine) = machine {
+            referee.after_restore(world, machine, own.get());
+        }
+    });
     Ok(())
 }
 

@@ -5,8 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ec_hypervisor::Operation;
 use ec_model::{
-    Attachment, CopyOf, Desired, ImageRef, Instance, InstanceId, NodeId, Request, State, Status, Workload,
-    decode,
+    Attachment, CopyOf, Desired, ImageRef, Instance, InstanceId, NodeId, Power, Request, State, Status,
+    Workload, decode,
 };
 use ec_store::{Compare, KeyValue, Op, Txn};
 use jiff::Timestamp;
@@ -80,7 +80,53 @@ pub(crate) fn restored_of(world: &World, snapshot: InstanceId) -> BTreeMap<Insta
     beside.chain([(first, url(&own))]).collect()
 }
 
+/// A machine as it was before somebody had it restored from a snapshot.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Before {
+    pub(crate) instance: InstanceId,
+    /// It runs, and is to.
+    runs: bool,
+    is_locked: bool,
+    /// So many wishes of it there were.
+    wishes: u32,
+}
+
+fn machine(world: &World, instance: InstanceId) -> Option<(Instance, Request)> {
+    let record = content(world, &world.keys.instance(instance))?;
+    let record: Instance = decode(&record.value).ok()?;
+    let request = content(world, &world.keys.request(record.node()?, instance))?;
+    Some((record, decode(&request.value).ok()?))
+}
+
 impl Referee {
+    /// Somebody is about to have a machine restored from this snapshot of it.
+    pub(crate) fn before_restore(&self, world: &World, snapshot: InstanceId) -> Option<Before> {
+        let record = content(world, &world.keys.instance(snapshot))?;
+        let instance = decode::<Instance>(&record.value).ok()?.spec.image.copied()?.disk;
+        let (record, request) = machine(world, instance)?;
+        let status = content(world, &world.keys.status(record.node()?, instance))?;
+        let status = decode::<Status>(&status.value).ok()?;
+        let is_done = status.power_generation >= request.power.generation;
+        let runs = status.state == State::Active && request.power.power == Power::Running && is_done;
+        let wishes = self.known(instance).wishes;
+        Some(Before { instance, runs, is_locked: record.locked.is_some(), wishes })
+    }
+
+    /// A user was told that it is restored, who wished so much of the machine for that: it is as open and as up as before.
+    pub(crate) fn after_restore(&mut self, world: &World, before: Before, own: u32) {
+        let Before { instance, runs, is_locked, wishes } = before;
+        let Some((record, request)) = machine(world, instance).filter(|_| !self.restored) else { return };
+        if self.known(instance).wishes != wishes + own {
+            return;
+        }
+        if let Some(why) = record.locked.filter(|_| !is_locked) {
+            self.found(format!("{instance} was told to be restored, and is locked: {why}"));
+        }
+        if runs && request.power.power != Power::Running {
+            self.found(format!("{instance} ran, was told to be restored, and is not to run any more"));
+        }
+    }
+
     /// A user was told that a snapshot is restored, of which these are the copies.
     pub(crate) fn told_restored(&mut self, copies: &BTreeMap<InstanceId, String>) {
         for (disk, of) in copies {
