@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
-    lookup::{Found, Known, Read, below, find, never_ran, read as read_of},
+    lookup::{Found, Known, Read, below, find, never_ran, read as read_of, somewhere},
     source,
     tend::clocks_differ,
 };
@@ -390,6 +390,9 @@ async fn bearer(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudRes
         None => false,
     };
     let verb = if kind == Workload::Volume { "volume delete" } else { "destroy" };
+    if record.is_some_and(|record| record.assigned.is_none() && young_for(cloud, &record).is_none()) {
+        return Ok(format!("{instance}, of which etcd lost all but that: `eschedule heal` brings it back"));
+    }
     Ok(match has_failed {
         true => {
             format!(
@@ -444,7 +447,8 @@ pub(crate) async fn clear(cloud: &Cloud, key: String, instance: InstanceId) -> C
         });
     };
     let Ok(record) = wanted(instance, &pair.value) else { return Ok(Left::Unreadable) };
-    let unplaced = record.assigned.is_none().then(|| Box::new(record.clone()));
+    let is_at_it = record.assigned.is_none() && young_for(cloud, &record).is_some();
+    let unplaced = is_at_it.then(|| Box::new(record.clone()));
     Ok(match sweep(cloud, record, pair.mod_revision).await? {
         true => Left::Nothing,
         false => unplaced.map_or(Left::Stands, Left::BeingPlaced),
@@ -503,7 +507,8 @@ pub(crate) async fn drop_alone(cloud: &Cloud, key: String, instance: InstanceId)
 /// status, and old. Whether it was that; an error where this host's clock cannot tell how old it is.
 ///
 /// Once it was requested its claim is its node's matter: the guest may be there although somebody deleted its keys, and
-/// then it must stay counted. So only what holds nothing any more is taken away then.
+/// then it must stay counted. So only what holds nothing any more is taken away then. Nor does a record without a node tell that it
+/// was not requested, where any node tells of it: etcd was put back to the moment before.
 pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -> CloudResult<bool> {
     if young_for(cloud, &record).is_some() && !planted("sweep-the-young") {
         return Ok(false);
@@ -523,6 +528,8 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
             fence = fence.when(Compare::Absent(cloud.keys.request(node, instance)));
         }
         fence = fence.when(Compare::Absent(cloud.keys.status(node, instance)));
+    } else if somewhere(cloud, instance).await?.is_some() {
+        return Ok(false);
     }
     let outcome = cloud.store.txn(fence).await?;
     if !outcome.succeeded {

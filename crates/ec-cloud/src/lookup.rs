@@ -323,7 +323,8 @@ pub(crate) fn is_beginning(text: &str) -> bool {
 }
 
 /// Everything that etcd knows of the instance. Where it has no record, it is looked for with placement, and last
-/// among all keys.
+/// among all keys; there, too, where the record says of no node, and no command is at it any more: an etcd that was put back to the
+/// moment before its request knows no more of a guest that is there.
 pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
     let Some(pair) = cloud.store.get(&cloud.keys.instance(instance)).await?.0 else {
         return Ok(Found::Placed(Box::new(without_record(cloud, instance).await?)));
@@ -334,7 +335,11 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
             pair.key
         ))
     })?;
-    match record.node() {
+    let node = match record.node() {
+        None if young_for(cloud, &record).is_none() => somewhere(cloud, instance).await?,
+        node => node,
+    };
+    match node {
         Some(node) => {
             let known = look(cloud, instance, node, Some(record)).await?;
             Ok(Found::Placed(Box::new(Known { record_pair: Some(pair), ..known })))
@@ -445,7 +450,7 @@ pub(crate) async fn claimed(cloud: &Cloud, instance: InstanceId) -> CloudResult<
 }
 
 /// The node under which any key speaks of the instance.
-async fn somewhere(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
+pub(crate) async fn somewhere(cloud: &Cloud, instance: InstanceId) -> CloudResult<Option<NodeId>> {
     let keys = &cloud.keys;
     let (statuses, requests) = (keys.all_statuses(), keys.all_requests());
     let (statuses, requests) = tokio::try_join!(cloud.store.keys(&statuses), cloud.store.keys(&requests))?;

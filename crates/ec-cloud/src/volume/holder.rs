@@ -248,7 +248,7 @@ async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudErro
 async fn had_by(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> {
     match given_to(cloud, disk.instance, disk.record.as_ref()).await? {
         // Of a machine that etcd lost, too, only its node tells.
-        None if disk.record.is_none() => known_to_have(cloud, disk.node, disk.instance).await,
+        None if !is_recorded(disk) => known_to_have(cloud, disk.node, disk.instance).await,
         holder => Ok(holder),
     }
 }
@@ -256,7 +256,12 @@ async fn had_by(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> 
 /// What it stands on that this machine, which had the volume last, has it no more; none where it has. What only the machine tells of is
 /// no old word.
 async fn lost_since(cloud: &Cloud, disk: &Known, holder: InstanceId) -> CloudResult<Option<Vec<Compare>>> {
-    if disk.record.is_some() { lost_by(cloud, holder, disk.instance).await } else { Ok(None) }
+    if is_recorded(disk) { lost_by(cloud, holder, disk.instance).await } else { Ok(None) }
+}
+
+/// Whether its record is of since it was placed: one of before tells of nobody who was given it.
+fn is_recorded(disk: &Known) -> bool {
+    disk.record.as_ref().is_some_and(|record| record.assigned.is_some())
 }
 
 /// How a machine that has a volume comes to have it no more.

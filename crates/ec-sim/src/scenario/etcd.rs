@@ -40,6 +40,13 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(behind_a_wish(stage)),
     ),
     Scenario::new(
+        "etcd-back-behind-a-request",
+        "etcd is put back to the moment between a guest's claim and its request: neither a controller, nor who lists all or wants its name, \
+         takes it for what a killed command left; it is healed, and another time destroyed",
+        |stage| Box::pin(behind_a_request(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
         "etcd-back-to-a-history-alone",
         "etcd is put back to a time when of a guest, destroyed since, nothing was recorded but its claim and what came of \
          it: the claim is given back, and the history ends by itself",
@@ -211,6 +218,41 @@ async fn behind_a_wish(stage: Stage) {
     stage.until_well(guest).await;
     stage.destroyed(guest).await;
     stage.until_gone(guest).await;
+}
+
+async fn behind_a_request(stage: Stage) {
+    let (user, keys) = (stage.user(1), &stage.world.keys);
+    let is_claimed = || {
+        let recorded = stage.world.store.content(&keys.instances()).pairs;
+        recorded.iter().filter_map(|pair| keys.parse_instance(&pair.key).ok()).any(|it| stage.sight(it).claim)
+    };
+    let (placed, before) = tokio::join!(user.schedule("web"), async {
+        while !is_claimed() {
+            sleep(Duration::from_millis(1)).await;
+        }
+        stage.back_up()
+    });
+    let Ok(placed) = placed else { return stage.fail("web was not placed").await };
+    let guest = placed.instance;
+    stage.until_well(guest).await;
+    stage.pass(700).await;
+    let counted = |is: &Sight| is.is(State::Unclaimed) && is.runs() && is.is_kept();
+    for is_healed in [true, false] {
+        stage.restore(&before);
+        stage.until(guest, "UNCLAIMED and counted", counted).await;
+        stage.stays(guest, 180, "as it is", counted).await;
+        stage.user(2).list().await.ok();
+        let taken = stage.user(2).schedule("web").await.err();
+        stage.demand(taken.is_some_and(|why| why.contains("`eschedule heal`")), "its name is its own").await;
+        stage.stays(guest, 60, "as it is", counted).await;
+        if is_healed {
+            stage.demand(user.heals().await == Ok(1), "it is brought back").await;
+            stage.until_well(guest).await;
+        } else {
+            stage.destroyed(guest).await;
+            stage.until_gone(guest).await;
+        }
+    }
 }
 
 async fn only_its_history(stage: Stage) {
