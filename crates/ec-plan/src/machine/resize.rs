@@ -48,7 +48,8 @@ pub(super) fn resize(facts: &Facts, _: &Limits) -> Option<Plan> {
 }
 
 /// Of a wish that came to its end before its guest was rescued, or gone, and whose end is told no more, since its status was lost; or
-/// that comes to none, since its node's record cannot be read.
+/// that comes to none, since its node's record cannot be read. So it is of what cannot be made as large as an older etcd has it yet: by
+/// what is told of its size its claim stays as large as it is.
 fn tell_again(facts: &Facts) -> Option<Plan> {
     let is_untold = match facts.record {
         RecordFacts::Kept { size, .. } => {
@@ -80,11 +81,13 @@ fn make(facts: &Facts, wanted: Size) -> Option<Plan> {
     let RecordFacts::Kept { size, .. } = facts.record else { return None };
     // What memory was saved of has the size that it had then.
     if facts.observed.domain == Some(RunState::Saved) {
-        return if goes_on_first(facts) { None } else { give_up(facts, SAVED) };
+        let given_up = if goes_on_first(facts) { None } else { give_up(facts, SAVED) };
+        return given_up.or_else(|| tell_again(facts));
     }
     // Nothing can be measured; and a guest that is up without its disk is not ended for it.
     if !facts.observed.volume {
-        return if is_up(facts) { None } else { give_up(facts, WITHOUT_DISK) };
+        let given_up = if is_up(facts) { None } else { give_up(facts, WITHOUT_DISK) };
+        return given_up.or_else(|| tell_again(facts));
     }
     facts.observed.domain?;
     match facts.allocation {

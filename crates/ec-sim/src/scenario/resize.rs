@@ -48,6 +48,13 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(older_etcd(stage)),
     ),
     Scenario::new(
+        "suspended-larger-than-an-older-etcd-knows",
+        "etcd is put back to before a guest was given more, which is suspended by now: what it has stays claimed, whatever a controller sees of it, and it has \
+         what is wanted there once it goes on",
+        |stage| Box::pin(suspended_larger(stage)),
+    )
+    .with_controllers(1),
+    Scenario::new(
         "resize-in-an-older-etcd-that-cannot-be",
         "etcd is put back to before any resize, and the hypervisor refuses the size that is wanted there for good: the guest goes on as large as it is, and that is told",
         |stage| Box::pin(older_etcd_in_vain(stage)),
@@ -256,6 +263,26 @@ async fn older_etcd(stage: Stage) {
         stage.until_well(guest).await;
         is(&stage, guest, (vcpus, 2), (vcpus, 2)).await;
     }
+}
+
+async fn suspended_larger(stage: Stage) {
+    let guest = stage.ready("web").await;
+    let before = stage.back_up();
+    does(&stage, guest, &to(2, 1)).await;
+    stage.until_well(guest).await;
+    does(&stage, guest, &Verb::Confirm).await;
+    does(&stage, guest, &Verb::Suspend).await;
+    let suspended = |is: &Sight| is.is(State::Suspended) && is.claim;
+    stage.until(guest, "SUSPENDED", suspended).await;
+    stage.restore(&before);
+    stage.pass(90).await;
+    stage.until(guest, "SUSPENDED", suspended).await;
+    is(&stage, guest, (2, 1), (2, 1)).await;
+    stage.stays(guest, 600, "claimed as it is", |_| claim(&stage, guest) == (2, 1)).await;
+    does(&stage, guest, &Verb::Resume).await;
+    stage.pass(180).await;
+    stage.until_well(guest).await;
+    is(&stage, guest, (1, 1), (1, 1)).await;
 }
 
 async fn older_etcd_in_vain(stage: Stage) {

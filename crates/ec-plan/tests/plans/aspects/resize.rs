@@ -230,6 +230,24 @@ fn nothing_grows_that_is_not_claimed() {
         (facts(Allocation::Unknown, NOTHING), Asks(Question::Placement)),
         (facts(Allocation::Absent, NOTHING), Runs(&[Claim])),
     ]);
+    // What is larger than an older etcd has it, and cannot be made smaller yet, is told of, or its claim would be taken for too large.
+    let size = SizeFacts { is: LARGE, wished_at: at(1), ..SizeFacts::default() };
+    let older = |facts: Facts| Facts {
+        resize: ResizeFacts { wished: None, ..facts.resize },
+        record: noted(size),
+        held: SMALL,
+        ..facts
+    };
+    let suspends =
+        |facts: Facts| Facts { power: PowerFacts { wanted: Power::Suspended, ..facts.power }, ..facts };
+    let saved = older(suspends(wished(SMALL, LARGE, State::Suspended, Some(RunState::Saved))));
+    let goes_on = pending(older(wished(SMALL, LARGE, State::Suspended, Some(RunState::Saved))));
+    all([
+        (saved.clone(), Runs(&[NoteResize])),
+        (told(1, saved), Runs(&[Cover])),
+        (goes_on.clone(), Runs(&[NoteResize])),
+        (told(1, goes_on), Runs(&[Announce(State::Starting, None), MarkStarted, Start, NoteStart])),
+    ]);
     // At rest all of it is claimed, where somebody measured it.
     let size = SizeFacts { is: LARGE, wished_at: at(1), ..SizeFacts::default() };
     let rests =
