@@ -37,7 +37,9 @@ impl Worker {
     /// Has its claim cover what it takes and is to take. What it holds beside stays.
     pub(super) async fn cover(&mut self) -> Result<(), Stop> {
         let (instance, record) = (self.job.instance, self.own_record().await?);
-        let target = self.target(&record)?;
+        let is_rescued = record.rescued.as_ref().is_some_and(|rescued| rescued.failed.is_none());
+        // What it is to take waits for the end of its rescue, and is not given up for want of room before.
+        let target = if is_rescued { record.resources.clone() } else { self.target(&record)? };
         let wanted = greater(&record.resources, &target);
         for _ in 0..TRIES {
             let held = self.placement().allocations(instance).await?;

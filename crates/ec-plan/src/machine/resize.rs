@@ -154,10 +154,11 @@ fn finish(facts: &Facts, status: &KnownStatus) -> Option<Plan> {
     (!effects.is_empty()).then(|| Plan::run(effects, "telling what came of the wish for another size"))
 }
 
-/// Its guest is larger than its claim: with an older placement, or after a wish that was lost with one.
+/// Its guest is larger than its claim: with an older placement, or after a wish that was lost with one. Also while it runs from its rescue
+/// disk.
 pub(super) fn short(facts: &Facts) -> Option<Plan> {
     let RecordFacts::Kept { size, .. } = facts.record else { return None };
-    let is_held = matches!(facts.allocation, Allocation::Held { .. }) && !facts.boots_elsewhere();
+    let is_held = matches!(facts.allocation, Allocation::Held { .. });
     (is_held && size.wished_at.is_some() && !facts.held.covers(size.is))
         .then(|| Plan::run(vec![Cover], "claiming all of what it takes"))
 }

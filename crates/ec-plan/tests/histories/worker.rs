@@ -474,7 +474,8 @@ impl Worker {
                     RecordFacts::Kept { size, .. } => size.is,
                     RecordFacts::Absent | RecordFacts::Unreadable => thing.size,
                 };
-                thing.keys.claimed = greater(thing.keys.claimed, greater(is, self.wanted()));
+                let takes = if thing.record.is_rescued() { is } else { greater(is, self.wanted()) };
+                thing.keys.claimed = greater(thing.keys.claimed, takes);
                 let held = outside.held(instance);
                 self.done.push(Change::Allocation(held));
             }

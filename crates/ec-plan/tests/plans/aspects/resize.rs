@@ -258,9 +258,23 @@ fn nothing_grows_that_is_not_claimed() {
         ..rests(SMALL)
     };
     let elsewhere = Facts { allocation: Allocation::Elsewhere, ..rests(SMALL) };
+    let since = ec_plan::RescuedFacts { wished_at: at(2).unwrap_or_default(), failed: false };
+    let rescued = |mut facts: Facts| {
+        if let RecordFacts::Kept { rescued, .. } = &mut facts.record {
+            *rescued = Some(since);
+        }
+        Facts {
+            rescue: ec_plan::RescueFacts { wished: at(2), told: Some(since) },
+            observed: Observed { rescued: true, ..facts.observed },
+            status: status(State::Rescued, None, true, true),
+            ..facts
+        }
+    };
     all([
         (rests(LARGE), Settled),
         (rests(SMALL), Runs(&[Cover])),
+        (rescued(rests(LARGE)), Settled),
+        (rescued(rests(SMALL)), Runs(&[Cover])),
         (unmeasured, Settled),
         (elsewhere, Settled),
     ]);
