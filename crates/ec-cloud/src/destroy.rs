@@ -10,7 +10,7 @@ use ec_store::{Compare, Revision, Txn};
 
 use crate::{
     Cloud, CloudError, CloudResult,
-    group::place_of,
+    group::member_key,
     history::{Asked, Unheard, note_end},
     image::image_of_copy,
     intent::{sweep, young_for},
@@ -212,7 +212,7 @@ async fn destroy_heard(
         let member = match &known.record {
             Some(record) => cloud.keys.membership(record),
             // Its place in a group stayed when its record went.
-            None => place_of(cloud, known.node, instance).await?.map(|(key, _)| key),
+            None => member_key(cloud, known.node, instance).await?,
         };
         let (txn, generation) = wish(cloud, &known, giver, member)?;
         let asked = Asked::new(instance, known.node, ActionVerb::Delete, cloud.host.now(), generation);

@@ -15,7 +15,7 @@ use std::collections::BTreeMap;
 use ec_model::{Group, InstanceId, NodeId, Policy, decode};
 use ec_plan::choice::Peers;
 use ec_runtime::planted;
-use ec_store::{Compare, Revision, Txn};
+use ec_store::{Compare, KeyValue, Revision, Txn};
 use futures::{StreamExt, TryStreamExt};
 use serde::Serialize;
 
@@ -171,20 +171,54 @@ pub(crate) async fn tidy(cloud: &Cloud, group: &str) -> CloudResult<usize> {
     Ok(stood.iter().filter(|left| matches!(left, Left::Nothing)).count())
 }
 
-/// The key that says of which group an instance on that node is a member, and that group of the project, where there is it.
-pub(crate) async fn place_of(
+/// The key that says of which group an instance on that node is a member.
+pub(crate) async fn member_key(
     cloud: &Cloud,
     node: NodeId,
     instance: InstanceId,
-) -> CloudResult<Option<(String, Option<String>)>> {
-    let (keys, project) = (&cloud.keys, &cloud.project);
-    let members = cloud.store.keys(&keys.all_members()).await?;
-    let is_its = |key: &String| keys.parse_member(key).is_ok_and(|of| of == (node, instance));
-    let Some(key) = members.into_iter().find(is_its) else { return Ok(None) };
-    let groups: Vec<Group> = all(cloud, &keys.groups(project)).await?;
-    let mut names = groups.into_iter().map(|group| group.name);
-    let group = names.find(|name| keys.member(project, name, node, instance) == key);
-    Ok(Some((key, group)))
+) -> CloudResult<Option<String>> {
+    let members = cloud.store.keys(&cloud.keys.all_members()).await?;
+    let is_its = |key: &String| cloud.keys.parse_member(key).is_ok_and(|of| of == (node, instance));
+    Ok(members.into_iter().find(is_its))
+}
+
+/// Where an instance is a member.
+#[derive(Debug, Clone)]
+pub(crate) enum Place {
+    /// Nowhere.
+    None,
+    /// By this key, in the project's group of this name.
+    In(String, String),
+    /// By this key, in a group that is not there, as this demands.
+    Gone(String, Compare),
+}
+
+/// Where an instance on that node is a member, as its key tells.
+///
+/// # Errors
+/// [`CloudError::Unreadable`] where nobody can read what that group is called: its place is not taken away for that.
+pub(crate) async fn place_of(cloud: &Cloud, node: NodeId, instance: InstanceId) -> CloudResult<Place> {
+    let Some(key) = member_key(cloud, node, instance).await? else { return Ok(Place::None) };
+    let Some(group) = cloud.keys.group_of_member(&key) else { return Ok(Place::None) };
+    let Some(pair) = cloud.store.get(&group).await?.0 else {
+        return Ok(Place::Gone(key, Compare::Absent(group)));
+    };
+    let name = read_group(&pair)?.name;
+    match cloud.keys.member(&cloud.project, &name, node, instance) == key {
+        true => Ok(Place::In(key, name)),
+        false => {
+            Err(CloudError::Unreadable(format!("key {group} tells of group `{name}`, {key} of another")))
+        }
+    }
+}
+
+fn read_group(pair: &KeyValue) -> CloudResult<Group> {
+    decode(&pair.value).map_err(|error| {
+        CloudError::Unreadable(format!(
+            "key {} cannot be read: {error}; nothing was changed: {MENDS}",
+            pair.key
+        ))
+    })
 }
 
 /// The members of a group that have no place there any more, which nobody has taken away yet: [`tidy`] would. Nothing is changed.
@@ -238,10 +272,7 @@ impl Joining {
     pub async fn new(cloud: &Cloud, name: &str) -> CloudResult<Self> {
         let key = cloud.keys.group(&cloud.project, name);
         let pair = cloud.store.get(&key).await?.0.ok_or_else(|| missing::<Group>(name))?;
-        let group = decode(&pair.value).map_err(|error| {
-            CloudError::Unreadable(format!("key {key} cannot be read: {error}; nothing was changed: {MENDS}"))
-        })?;
-        Ok(Self { group, revision: pair.mod_revision })
+        Ok(Self { group: read_group(&pair)?, revision: pair.mod_revision })
     }
 
     /// The members that there are now.

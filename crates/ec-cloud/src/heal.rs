@@ -28,7 +28,7 @@ use serde::Serialize;
 
 use crate::{
     Cloud, CloudError, CloudResult, Joining, Kind,
-    group::place_of,
+    group::{Place, place_of},
     history::{Asked, note},
     intent::{free, name_is_free},
     lookup::is_beginning,
@@ -446,9 +446,9 @@ async fn plan_unrecorded(
         .when(Compare::Unchanged(alive.key, alive.mod_revision));
     // Its place in a group stayed when its record went.
     let (group, txn) = match place_of(&of_project, node, instance).await? {
-        Some((key, Some(group))) => (Some(group), txn.when(Compare::Present(key))),
-        Some((key, None)) => (None, txn.delete(key)),
-        None => (None, txn),
+        Place::In(key, group) => (Some(group), txn.when(Compare::Present(key))),
+        Place::Gone(key, still) => (None, txn.when(still).delete(key)),
+        Place::None => (None, txn),
     };
     let mut brought = made_of_request(asked, node, group);
     let txn = with_name(&of_project, None, &mut brought, looks, txn).await?;
@@ -718,9 +718,9 @@ async fn with_group(
     if brought.may_be_in_a_group() && of.kind == Workload::Machine {
         // Its place in a group stayed when its record went.
         match place_of(cloud, node, of.instance).await? {
-            Some((_, Some(group))) => brought.in_group(group),
-            Some((key, None)) => txn = txn.delete(key),
-            None => {}
+            Place::In(_, group) => brought.in_group(group),
+            Place::Gone(key, still) => txn = txn.when(still).delete(key),
+            Place::None => {}
         }
     }
     let old = before.and_then(|before| cloud.keys.membership(before));

@@ -394,6 +394,13 @@ impl Keyspace {
         parse_pair(pair.unwrap_or_default(), "", form).map_err(|_| KeyError { key: key.to_owned(), form })
     }
 
+    /// The key of the group that a member's key is of.
+    pub fn group_of_member(&self, key: &str) -> Option<String> {
+        self.parse_member(key).ok()?;
+        let mut parts = key.strip_prefix(&self.all_members())?.splitn(3, '/');
+        Some(format!("{}{}/{}", self.all_groups(), parts.next()?, parts.next()?))
+    }
+
     /// Node and instance of a key of what a node holds.
     pub fn parse_held(&self, key: &str) -> Result<(NodeId, InstanceId), KeyError> {
         parse_pair(key, &self.every_held(), "<root>/held/<node uuid>/<instance uuid>")
@@ -451,6 +458,7 @@ mod tests {
             let member = keys.member(&root, "a/b", node, instance);
             prop_assert!(member.starts_with(&keys.members_on(&root, "A/B", node)));
             prop_assert_eq!(keys.parse_member(&member), Ok((node, instance)));
+            prop_assert_eq!(keys.group_of_member(&member), Some(keys.group(&root, "A/B")));
         }
 
         #[test]

@@ -36,6 +36,11 @@ pub(super) const ALL: &[Scenario] = &[
         |stage| Box::pin(lost_by_and_by(stage)),
     ),
     Scenario::new(
+        "heal-of-a-member-whose-group-cannot-be-read",
+        "somebody deletes the record of a member of a group that a later release wrote: it is left, with its place in the group, until that can be read",
+        |stage| Box::pin(group_of_a_later_release(stage)),
+    ),
+    Scenario::new(
         "heal-of-what-was-not-heard",
         "a guest's node is down while its user stops it, and somebody deletes the request before it heard: a heal brings back what it had heard",
         |stage| Box::pin(not_heard(stage)),
@@ -241,7 +246,8 @@ async fn deleted(stage: Stage) {
     stage.user(1).wish(guest, &Verb::Unlock).await.ok();
 }
 
-async fn lost_by_and_by(stage: Stage) {
+/// A guest that is the only member of a group.
+async fn member(stage: &Stage) -> InstanceId {
     stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
     let order = Order {
         name: Some("web"),
@@ -252,8 +258,28 @@ async fn lost_by_and_by(stage: Stage) {
         boot: None,
     };
     let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
-    let guest = placed.instance;
+    stage.until_well(placed.instance).await;
+    placed.instance
+}
+
+async fn group_of_a_later_release(stage: Stage) {
+    let guest = member(&stage).await;
+    let keys = &stage.world.keys;
+    let content = |prefix: &str| stage.world.store.content(prefix).pairs;
+    let Some(group) = content(&keys.all_groups()).pop() else { return stage.fail("there is no group").await };
+    stage.put(&group.key, r#"{"version":9}"#).await;
+    stage.delete(&keys.instance(guest)).await;
+    healed(&stage, 0).await;
+    stage.demand(content(&keys.all_members()).len() == 1, "its place in the group stays").await;
+    stage.put(&group.key, group.value).await;
+    healed(&stage, 1).await;
+    let is = record(&stage, guest).is_some_and(|record| record.group.as_deref() == Some("apart"));
+    stage.demand(is, "it is a member as before").await;
     stage.until_well(guest).await;
+}
+
+async fn lost_by_and_by(stage: Stage) {
+    let guest = member(&stage).await;
     stage.kill(1);
     stage.user(1).wish(guest, &Verb::Stop(0)).await.ok();
     stage.delete(&stage.world.keys.instance(guest)).await;
