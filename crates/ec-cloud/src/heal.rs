@@ -550,9 +550,9 @@ async fn to_go(
     let generations = [record.record.generation, come.record.generation, order.record.generation];
     let generation = generations.into_iter().max().unwrap_or_default().saturating_add(1);
     // Of a guest that etcd lost with it, only what its node holds for it tells that.
-    let goes = match (known_to_have(cloud, node, instance).await?, record.record.attached) {
-        (None, _) => true,
-        (Some(guest), Some(holder)) if guest != holder => {
+    let still = match (had_there(cloud, node, instance).await?, record.record.attached) {
+        (Had::ByNobody(still), _) => Some(still),
+        (Had::By(guest), Some(holder)) if guest != holder => {
             return left(
                 &order,
                 format!(
@@ -560,9 +560,9 @@ async fn to_go(
                 ),
             );
         }
-        (Some(_), _) => false,
+        (Had::By(_), _) => None,
     };
-    let told = if goes {
+    let told = if still.is_some() {
         // It goes as it is: what of its wishes nobody tells to be carried out would cost what is on it.
         let done = came.map(|came| came.wished_at);
         order.record.rebuild.take_if(|wish| Some(wish.wished_at) > done);
@@ -592,6 +592,8 @@ async fn to_go(
         .when_all([recorded, asked].map(unchanged))
         .when_all([&sign, &other_sign].map(unchanged))
         .when_all(demands);
+    // Its node may tell of a guest that has it at any moment.
+    let txn = still.into_iter().fold(txn, Txn::when);
     // It stays the machine's that is to have it, as that is now.
     let txn = match record.record.attached.map(|holder| keys.instance(holder)) {
         Some(key) => {
@@ -644,16 +646,35 @@ pub(crate) async fn known_to_have(
     node: NodeId,
     volume: InstanceId,
 ) -> CloudResult<Option<InstanceId>> {
+    Ok(match had_there(cloud, node, volume).await? {
+        Had::By(guest) => Some(guest),
+        Had::ByNobody(_) => None,
+    })
+}
+
+/// Who is to have a volume, by the words of its node.
+enum Had {
+    By(InstanceId),
+    /// No guest that its node tells of, while this holds.
+    ByNobody(Compare),
+}
+
+async fn had_there(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<Had> {
     if let Some(guest) = had_by(cloud, node, volume).await? {
-        return Ok(Some(guest));
+        return Ok(Had::By(guest));
     }
-    let pairs = cloud.store.list(&cloud.keys.every_held()).await?.pairs;
-    let mut held = pairs.iter().filter_map(|pair| {
-        let (at, instance) = cloud.keys.parse_held(&pair.key).ok()?;
-        (at == node).then(|| read(pair, node, instance).ok()).flatten()
+    // A guest that is told of since is held since.
+    let all_held = cloud.keys.all_held(node);
+    let listing = cloud.store.list(&all_held).await?;
+    let mut held = listing.pairs.iter().filter_map(|pair| {
+        let (_, instance) = cloud.keys.parse_held(&pair.key).ok()?;
+        read(pair, node, instance).ok()
     });
     let has = |(_, asked): &(Held, Request)| asked.volumes.iter().any(|has| has.volume == volume);
-    Ok(held.find(has).map(|(held, _)| held.instance))
+    Ok(match held.find(has) {
+        Some((held, _)) => Had::By(held.instance),
+        None => Had::ByNobody(Compare::NoneSince(all_held, listing.revision)),
+    })
 }
 
 async fn with_user_data(cloud: &Cloud, held: &Held, brought: &mut Brought, txn: Txn) -> CloudResult<Txn> {

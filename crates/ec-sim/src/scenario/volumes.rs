@@ -128,6 +128,14 @@ pub(super) const ALL: &[Scenario] = &[
     .on_nodes(2)
     .on_shared_storage(),
     Scenario::new(
+        "volume-healed-before-its-guest-is-told-of",
+        "on shared storage an older etcd has a volume where it was before a guest of the other node was given it, whose node tells of the guest while somebody heals: \
+         the volume does not go where the etcd has it",
+        |stage| Box::pin(told_of_late(stage)),
+    )
+    .on_nodes(2)
+    .on_shared_storage(),
+    Scenario::new(
         "volume-taken-along-and-healed",
         "on shared storage an older etcd has a volume where it was before a guest of the other node was given it, and knows nothing of the guest: both are \
          brought back where they are",
@@ -1083,18 +1091,42 @@ async fn known_to_two(stage: Stage) {
     stage.demand(stage.user(1).heals().await == Ok(0), "nothing is left to bring back").await;
 }
 
-async fn taken_along(stage: Stage) {
-    let volume = made(&stage, Order::SMALL).await;
-    let user = stage.user(1);
+/// A volume, the guest that has it, and on which node that is; in an etcd in which it is on the other, and no guest.
+async fn along_with_a_guest(stage: &Stage) -> (InstanceId, InstanceId, usize) {
+    let volume = made(stage, Order::SMALL).await;
     let before = stage.back_up();
-    let number = other_than_of(&stage, volume);
+    let number = other_than_of(stage, volume);
     stage.disable(3 - number, true).await;
     let guest = stage.ready("web").await;
     stage.disable(3 - number, false).await;
-    let is_here = || observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
-    stage.demand(user.moves(volume, stage.node(number).node).await.is_ok(), "it goes to the guest's").await;
-    given(&stage, volume, guest).await;
+    let is_moved = stage.user(1).moves(volume, stage.node(number).node).await.is_ok();
+    stage.demand(is_moved, "it goes to the guest's").await;
+    given(stage, volume, guest).await;
     stage.restore(&before);
+    (volume, guest, number)
+}
+
+async fn told_of_late(stage: Stage) {
+    stage.snag("n2", "put status/n2/i2 UNCLAIMED", Fate::IsLate(Duration::from_secs(1)));
+    let (volume, guest, number) = along_with_a_guest(&stage).await;
+    let (user, keys, here) = (stage.user(1), &stage.world.keys, stage.node(number).node);
+    stage.pass(2).await;
+    stage.demand(stage.get(&keys.held(here, volume)).is_some(), "its node tells of the volume").await;
+    stage.demand(stage.get(&keys.held(here, guest)).is_none(), "nobody tells of the guest yet").await;
+    stage.snag("u1", "put requests/n2/i1", Fate::IsLate(Duration::from_millis(1_800)));
+    stage.demand(user.heals().await == Ok(1), "the volume is brought back").await;
+    stage.until(guest, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
+    stage.demand(user.heals().await == Ok(1), "so is the guest").await;
+    stage.until(volume, "there", there).await;
+    stage.until_well(guest).await;
+    let is_here = observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
+    stage.demand(is_here, "it is where the guest is").await;
+}
+
+async fn taken_along(stage: Stage) {
+    let user = stage.user(1);
+    let (volume, guest, number) = along_with_a_guest(&stage).await;
+    let is_here = || observed(stage.node(number), volume).is_some_and(|seen| seen.volume);
     stage.until(guest, "UNCLAIMED", |is| is.is(State::Unclaimed)).await;
     stage.pass(60).await;
     stage.demand(user.heals().await == Ok(2), "both are brought back").await;
