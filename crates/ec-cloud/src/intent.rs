@@ -79,6 +79,8 @@ pub(crate) enum Reached<'a> {
 pub(crate) enum Back {
     /// Nothing is left.
     Nothing,
+    /// Its record was written anew, or taken away, by somebody else meanwhile: what is left is theirs to see to.
+    Changed,
     /// The request is there after all: the instance will be built.
     Requested,
 }
@@ -251,8 +253,8 @@ impl Intent {
             cloud.placement.release(self.instance).await?;
         }
         match cloud.store.txn(self.delete(cloud, Txn::new())).await {
-            // Not unchanged: whoever came across it has taken it away.
-            Ok(_) => Ok(Back::Nothing),
+            Ok(outcome) if outcome.succeeded => Ok(Back::Nothing),
+            Ok(_) => Ok(Back::Changed),
             Err(error) => Err(error.into()),
         }
     }
@@ -537,8 +539,10 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
     }
     let reached = if record.assigned.is_some() { Reached::Intent } else { Reached::Claim };
     let left = Intent { instance, record, revision: outcome.revision };
-    left.take_back(cloud, reached).await?;
-    // What was done to it may have hung on its own lease, after a wish to destroy it; now nothing does.
-    cloud.store.revoke(LeaseId::of_key(&cloud.keys.actions(instance))).await?;
+    // What was done to it may have hung on its own lease, after a wish to destroy it; now nothing does, unless its user has destroyed it
+    // meanwhile.
+    if left.take_back(cloud, reached).await? == Back::Nothing {
+        cloud.store.revoke(LeaseId::of_key(&cloud.keys.actions(instance))).await?;
+    }
     Ok(true)
 }

@@ -173,7 +173,7 @@ pub async fn schedule(
                     let key = cloud.keys.request(node, instance);
                     return match intent.take_back(cloud, Reached::Request(&key)).await {
                         Ok(Back::Requested) => Ok(Ok(Scheduled { instance, node })),
-                        Ok(Back::Nothing) => {
+                        Ok(Back::Nothing | Back::Changed) => {
                             Err(error.and("nothing was requested and the claim is given back"))
                         }
                         Err(second) => Err(error.and(second.to_string())),

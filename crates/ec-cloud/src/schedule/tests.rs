@@ -580,6 +580,7 @@ async fn damaged_user_data_of_one_is_told_and_hides_nothing_else_of_a_stack() {
 mod copies;
 mod groups;
 mod meant;
+mod swept;
 
 const REQUEST: ec_model::RequestId = ec_model::RequestId::new(uuid::Uuid::from_u128(7));
 
