@@ -98,11 +98,12 @@ impl Membership {
         self.mark(name, node, false).await?;
         let part = Part::Node(node);
         self.admit(&part.role(), part).await?;
-        if self.nodes().await?.iter().any(|(_, id)| *id == node) {
+        if self.has_token(node).await? && !self.is_marked(node).await? {
             return self.drop_keys(before).await;
         }
         // Revoked meanwhile: rights of what nobody knows could not be taken away any more.
         self.store.drop_user(&part.role()).await?;
+        self.drop_keys(vec![self.token_key(token)]).await?;
         Err(CloudError::Busy(format!("somebody else revokes node `{name}` at this moment")))
     }
 
@@ -116,14 +117,32 @@ impl Membership {
                 "there is no node `{name}`: `eschedule node list` shows those that were added"
             )));
         };
+        self.shut_out(name, node).await?;
+        self.drop_tokens(node).await?;
+        // Who added it once more at that moment, and lost its token by this, has made a user again and taken the mark off, and by that user
+        // the node may have shown itself. Whoever gives it a token from now on has let it in anew.
+        if !self.has_token(node).await? {
+            self.shut_out(name, node).await?;
+        }
+        Ok(node)
+    }
+
+    /// Takes a node's rights in etcd away, marks it as revoked, and has it count as dead.
+    async fn shut_out(&self, name: &str, node: NodeId) -> CloudResult<()> {
         // First its rights: until then it could write its sign of life again, and etcd asks nobody for rights to keep a lease alive.
         self.store.drop_user(&Part::Node(node).role()).await?;
         self.mark(name, node, true).await?;
         self.store.txn(Txn::new().delete(self.keys.alive(node)).delete(self.keys.agent(node))).await?;
-        self.drop_tokens(node).await?;
-        // Who added it once more at this moment finds no token of it; whoever comes after that makes a user anew.
-        self.store.drop_user(&Part::Node(node).role()).await?;
-        Ok(node)
+        Ok(())
+    }
+
+    async fn has_token(&self, node: NodeId) -> CloudResult<bool> {
+        Ok(self.nodes().await?.iter().any(|(_, id)| *id == node))
+    }
+
+    async fn is_marked(&self, node: NodeId) -> CloudResult<bool> {
+        let pair = self.store.get(&self.keys.node(node)).await?.0;
+        Ok(pair.and_then(|pair| decode::<Node>(&pair.value).ok()).is_some_and(|record| record.revoked))
     }
 
     /// Writes down whether a node is revoked.
@@ -245,23 +264,49 @@ fn marked(there: Option<&[u8]>, name: &str, node: NodeId, revoked: bool) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering};
+    use std::sync::{
+        Mutex,
+        atomic::{AtomicBool, Ordering},
+    };
 
     use async_trait::async_trait;
-    use ec_store::{Grant, Layer, MemoryStore, Store, StoreError, StoreResult};
+    use ec_store::{Grant, Layer, MemoryStore, Store, StoreError, StoreResult, TxnOutcome};
+    use futures::{FutureExt, future::BoxFuture};
 
     use super::*;
+
+    /// What somebody else does meanwhile, once.
+    type Meanwhile = Mutex<Option<BoxFuture<'static, ()>>>;
+
+    async fn happens(meanwhile: &Meanwhile) {
+        let does = meanwhile.lock().unwrap().take();
+        if let Some(does) = does {
+            does.await;
+        }
+    }
 
     /// An etcd in which users cannot be made for a while.
     #[derive(Default)]
     struct Etcd {
         memory: MemoryStore,
         ails: AtomicBool,
+        /// Before a node's sign of life is taken away.
+        before_end: Meanwhile,
+        /// After a user was made.
+        after_user: Meanwhile,
     }
 
+    #[async_trait]
     impl Layer for Etcd {
         fn inner(&self) -> &dyn Store {
             &self.memory
+        }
+
+        async fn txn(&self, txn: Txn) -> StoreResult<TxnOutcome> {
+            if format!("{txn:?}").contains("/alive/") {
+                happens(&self.before_end).await;
+            }
+            self.memory.txn(txn).await
         }
     }
 
@@ -275,6 +320,7 @@ mod tests {
         }
 
         async fn ensure_user(&self, _: &str, _: &str) -> StoreResult<()> {
+            happens(&self.after_user).await;
             Ok(())
         }
 
@@ -322,6 +368,34 @@ mod tests {
         assert!(has("new").await && !has("old").await && !has("lost").await);
         members.revoke_node("HOST1").await.unwrap();
         assert!(!has("new").await && has("its").await);
+    }
+
+    #[tokio::test]
+    async fn who_is_added_while_it_is_revoked_is_either() {
+        let (etcd, members) = members();
+        let other = || {
+            let other = Arc::new(Etcd { memory: etcd.memory.clone(), ..Etcd::default() });
+            Membership::new(other, Keyspace::default())
+        };
+        members.add_node("host1", node(1), "old").await.unwrap();
+
+        // It is added when it was marked, and its token taken away.
+        let adds = other();
+        let adds = async move { adds.add_node("host1", node(1), "new").await.unwrap() };
+        *etcd.before_end.lock().unwrap() = Some(adds.boxed());
+        members.revoke_node("host1").await.unwrap();
+        assert!(members.is_marked(node(1)).await.unwrap() && members.nodes().await.unwrap().is_empty());
+
+        // It is marked once more when it has a token again.
+        let marks = other();
+        let marks = async move { marks.mark("host1", node(1), true).await.unwrap() };
+        *etcd.after_user.lock().unwrap() = Some(marks.boxed());
+        let busy = members.add_node("host1", node(1), "new").await.unwrap_err();
+        assert!(matches!(busy, CloudError::Busy(_)), "{busy}");
+        assert!(members.is_marked(node(1)).await.unwrap() && members.nodes().await.unwrap().is_empty());
+
+        members.add_node("host1", node(1), "new").await.unwrap();
+        assert!(!members.is_marked(node(1)).await.unwrap() && !members.nodes().await.unwrap().is_empty());
     }
 
     #[tokio::test]
