@@ -15,8 +15,8 @@
 use std::collections::{BTreeMap, HashSet};
 
 use ec_model::{
-    ActionVerb, Assigned, Desired, Doc, Edition, Handover, Held, ImageRef, Instance, InstanceId, NodeId,
-    Rebuild, Rebuilt, Record, Request, RequestId, State, Status, Workload, decode,
+    ActionVerb, Actions, Assigned, Desired, Doc, Edition, Handover, Held, ImageRef, Instance, InstanceId,
+    NodeId, Rebuild, Rebuilt, Record, Request, RequestId, State, Status, Workload, decode,
 };
 use ec_plan::{
     heal::{Brought, brought, made_of_request},
@@ -316,6 +316,9 @@ async fn bring(
 
 const NOT_ALIVE: &str = "its node is not alive; when that is back, heal again";
 
+const ENDED: &str =
+    "its user destroyed it, and its node has it still: `eschedule destroy` with its uuid ends it there";
+
 /// What is to be done about one.
 enum Planned {
     /// It is asked for, or is not held any more.
@@ -327,19 +330,21 @@ enum Planned {
 
 async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) -> CloudResult<Planned> {
     let (keys, store) = (&cloud.keys, &cloud.store);
-    let [held_key, request_key, record_key, status_key, alive_key] = [
+    let [held_key, request_key, record_key, status_key, alive_key, history_key] = [
         keys.held(node, instance),
         keys.request(node, instance),
         keys.instance(instance),
         keys.status(node, instance),
         keys.alive(node),
+        keys.actions(instance),
     ];
-    let (held, request, recorded, status, alive) = tokio::try_join!(
+    let (held, request, recorded, status, alive, history) = tokio::try_join!(
         store.get(&held_key),
         store.get(&request_key),
         store.get(&record_key),
         store.get(&status_key),
-        store.get(&alive_key)
+        store.get(&alive_key),
+        store.get(&history_key)
     )?;
     if let Some(request) = request.0 {
         return match recorded.0 {
@@ -357,6 +362,9 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     };
     let left = |why: String| Ok(Planned::Left(Healed::left(node, instance, Some(&asked), why)));
     let Some(alive) = alive.0 else { return left(NOT_ALIVE.to_owned()) };
+    if recorded.0.is_none() && tells_of_its_end(history.0.as_ref(), node) {
+        return left(ENDED.to_owned());
+    }
     let (before, record_stands) = match &recorded.0 {
         None => (None, Compare::Absent(record_key.clone())),
         Some(pair) => match Doc::<Instance>::decode(&pair.value) {
@@ -417,6 +425,14 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
         Err(why) => return left(why),
     };
     written(cloud, node, brought, request_key, txn).await
+}
+
+/// Whether the last that was done to it is that this node was asked for its end, of which it did not hear: it was forgotten, and came
+/// back. What was ended on another ended there, and is here by an older word.
+fn tells_of_its_end(history: Option<&KeyValue>, node: NodeId) -> bool {
+    let actions = history.and_then(|pair| decode::<Actions>(&pair.value).ok());
+    let last = actions.and_then(|all| all.actions.into_iter().next_back());
+    last.is_some_and(|last| last.verb == ActionVerb::Delete && last.node == node)
 }
 
 /// What is to be done about one of which the record alone is gone, and this is asked.

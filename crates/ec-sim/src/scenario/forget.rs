@@ -74,6 +74,9 @@ async fn comes_back(stage: &Stage, guest: InstanceId) {
     stage.world.judge(|referee, _| referee.request_lost(guest));
     stage.start(1);
     stage.until(guest, "UNCLAIMED and counted", |is| is.is(State::Unclaimed) && is.claim && is.volume).await;
+    stage
+        .demand(stage.user(2).heals().await == Ok(0), "it is not brought back, since its user ended it")
+        .await;
     stage.stays(guest, 300, "kept", |is| is.volume && is.domain.is_some()).await;
     stage.destroyed(guest).await;
     stage.until_gone(guest).await;
