@@ -5,7 +5,9 @@ use std::{
     time::Duration,
 };
 
-use ec_cloud::{CloudError, Kind, NodeView, View, VolumeView, list, stored_images, unrecorded_images};
+use ec_cloud::{
+    CloudError, Healed, Kind, NodeView, View, VolumeView, list, stored_images, unrecorded_images,
+};
 use ec_image::ImageStore;
 use ec_model::{Image, ImageId, ImageStatus, TroubleKind};
 use ec_placement_client::PlacementClient;
@@ -247,7 +249,9 @@ async fn volumes(session: &Session) -> Vec<Finding> {
 /// Records that somebody deleted, or damaged.
 async fn records(session: &Session) -> Vec<Finding> {
     let cloud = &session.cloud;
-    let (found, damaged) = match tokio::try_join!(ec_cloud::unrecorded(cloud), ec_cloud::unreadable(cloud)) {
+    let found =
+        tokio::try_join!(ec_cloud::unrecorded(cloud), ec_cloud::unfound(cloud), ec_cloud::unreadable(cloud));
+    let (found, unfound, damaged) = match found {
         Ok(found) => found,
         Err(error) => return vec![not_known("records", &error)],
     };
@@ -255,14 +259,13 @@ async fn records(session: &Session) -> Vec<Finding> {
     let of_damaged = |(key, why): (String, String)| {
         Finding::warning("records", format!("key {key} cannot be read: {why}"), mend)
     };
-    let named = found.iter().map(|lost| called(lost.name.as_ref(), lost.instance));
-    let lost = of_those(
-        "records",
-        named,
-        "are asked for, and etcd lacks their records",
-        "`eschedule heal` writes them anew",
-    );
-    lost.into_iter().chain(damaged.into_iter().map(of_damaged)).collect()
+    let of_lost = |lost: &[Healed], what: &str| {
+        let named = lost.iter().map(|lost| called(lost.name.as_ref(), lost.instance));
+        of_those("records", named, what, "`eschedule heal` writes them anew")
+    };
+    let lost = of_lost(&found, "are asked for, and etcd lacks their records");
+    let unfound = of_lost(&unfound, "have lost the keys of their names, or of their places in groups");
+    lost.into_iter().chain(unfound).chain(damaged.into_iter().map(of_damaged)).collect()
 }
 
 /// What lies in the image store, and is to lie there.

@@ -7,10 +7,13 @@
 //!   request, record, name, user-data, membership                           one transaction, which compares all of it
 //! ```
 //!
-//! Where the record alone is gone, it is made of the request.
+//! Where the record alone is gone, it is made of the request; where the keys of its name or its membership alone are, they are
+//! written again.
 //!
 //! Whatever changed since it was read makes the transaction fail, and all is looked at anew. So a second heal beside this
 //! one, or the agent itself, does no harm; and where there is a request, there is nothing to do.
+
+mod keys;
 
 use std::collections::{BTreeMap, HashSet};
 
@@ -166,6 +169,15 @@ pub async fn unrecorded(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
     Ok(all.into_iter().filter(|lost| lost.outcome == Outcome::Lost).collect())
 }
 
+/// Those whose names, or whose places in groups, somebody deleted.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn unfound(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
+    let requests = cloud.store.keys(&cloud.keys.all_requests()).await?;
+    keys::keyless(cloud, &requests).await
+}
+
 /// What is asked for by these keys and has no record.
 async fn without_record(cloud: &Cloud, requests: &[String]) -> CloudResult<Vec<Healed>> {
     let keys = &cloud.keys;
@@ -230,8 +242,9 @@ async fn lost(cloud: &Cloud) -> CloudResult<Vec<Healed>> {
             Some(_) => {}
         }
     }
-    let unrecorded = without_record(cloud, &requests).await?;
-    all.extend(unrecorded.into_iter().map(|lost| ((lost.node, lost.instance), lost)));
+    let unrecorded = without_record(cloud, &requests).await?.into_iter();
+    let unfound = keys::keyless(cloud, &requests).await?;
+    all.extend(unrecorded.chain(unfound).map(|lost| ((lost.node, lost.instance), lost)));
     for pair in &held.pairs {
         let Ok((node, instance)) = keys.parse_held(&pair.key) else { continue };
         let healed = match (asked.get(&instance), read(pair, node, instance)) {
@@ -348,7 +361,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     )?;
     if let Some(request) = request.0 {
         return match recorded.0 {
-            Some(_) => Ok(Planned::Nothing),
+            Some(record) => keys::plan(cloud, node, [&request, &record], alive.0, looks).await,
             None => plan_unrecorded(cloud, node, instance, &request, alive.0, looks).await,
         };
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use ec_cloud::{Change, Verb};
 use ec_hypervisor::{Hypervisor, Operation};
 use ec_model::{
-    BaseImage, DiskFormat, End, Held, Instance, InstanceId, Policy, Restart, State, decode, encode,
+    BaseImage, DiskFormat, End, Held, Instance, InstanceId, Policy, Restart, State, Workload, decode, encode,
 };
 
 use super::{Scenario, Stage, people::SMALL, stage::Sight};
@@ -39,6 +39,12 @@ pub(super) const ALL: &[Scenario] = &[
         "heal-of-a-member-whose-group-cannot-be-read",
         "somebody deletes the record of a member of a group that a later release wrote: it is left, with its place in the group, until that can be read",
         |stage| Box::pin(group_of_a_later_release(stage)),
+    ),
+    Scenario::new(
+        "heal-of-a-lost-name-and-a-lost-place",
+        "somebody deletes the keys of a guest's name and of its place in a group: a heal writes both again, and a second one finds \
+         nothing; where the name is another's by then, it has none",
+        |stage| Box::pin(unfound(stage)),
     ),
     Scenario::new(
         "heal-of-what-was-not-heard",
@@ -276,6 +282,38 @@ async fn group_of_a_later_release(stage: Stage) {
     let is = record(&stage, guest).is_some_and(|record| record.group.as_deref() == Some("apart"));
     stage.demand(is, "it is a member as before").await;
     stage.until_well(guest).await;
+}
+
+async fn unfound(stage: Stage) {
+    stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
+    let order = Order {
+        name: Some("web"),
+        data: false,
+        query: SMALL,
+        restart: Restart::No,
+        group: Some("apart"),
+        boot: None,
+    };
+    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
+    let (guest, node) = (placed.instance, placed.node);
+    stage.until_well(guest).await;
+    let keys = &stage.world.keys;
+    let name = keys.name(Workload::Machine, "default", "web", guest);
+    let place = keys.member("default", "apart", node, guest);
+    for key in [&name, &place] {
+        stage.delete(key).await;
+    }
+    healed(&stage, 1).await;
+    let is = stage.get(&name).is_some() && stage.get(&place).is_some();
+    stage.demand(is, "both keys are there again").await;
+    healed(&stage, 0).await;
+    stage.delete(&name).await;
+    let other = stage.ready("web").await;
+    healed(&stage, 1).await;
+    let is = record(&stage, guest).is_some_and(|record| record.name.is_none() && record.group.is_some());
+    stage.demand(is, "it has no name, and its place").await;
+    stage.until_well(guest).await;
+    stage.until_well(other).await;
 }
 
 async fn lost_by_and_by(stage: Stage) {
