@@ -9,6 +9,7 @@ use ec_model::{
 use ec_plan::{
     sizes::{missed, of_disk},
     stack::Standing,
+    status::is_started_again,
     verbs::shown,
 };
 use ec_store::{KeyValue, StoreError};
@@ -74,6 +75,10 @@ pub struct View {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<Box<Status>>,
 }
+
+/// What is told of one that is rescued and does not run.
+const RESCUED_OFF: &str =
+    "it is rescued: `eschedule start` boots its rescue disk again, `eschedule unrescue` its own disk";
 
 /// What no [`State`] is for: a record that cannot be read, or none at all.
 const UNKNOWN: &str = "UNKNOWN";
@@ -199,7 +204,13 @@ impl View {
             (State::VerifyResize, _) => Some("it has its new size, and does not run"),
             _ => None,
         };
-        let reason = self.reason.or_else(|| {
+        // Nothing else of a list says from which disk a start would boot it.
+        let is_off = state == State::Stopped && request.rescue.is_some() && status.is_rescued();
+        let told = self.reason.map(|why| match is_off && !is_started_again(Some(&why)) {
+            true => format!("{why}; {RESCUED_OFF}"),
+            false => why,
+        });
+        let reason = told.or_else(|| {
             let how = how?;
             Some(format!(
                 "{how}: `eschedule resize --confirm` keeps it, `eschedule resize --revert` goes back"

@@ -64,7 +64,10 @@ pub(crate) fn judge(
     status: Option<&Status>,
     situation: Situation,
 ) -> Option<Verdict> {
-    let is_elsewhere = matches!(situation, Situation::Rescuing | Situation::Rescued | Situation::Unrescuing);
+    let is_elsewhere = matches!(
+        situation,
+        Situation::Rescuing | Situation::Rescued | Situation::RescuedOff | Situation::Unrescuing
+    );
     match verb {
         // Both at once can only come of an etcd that was put back.
         Verb::Confirm | Verb::Revert if instance.before.is_some() && is_elsewhere => Some(Verdict::Refuse(

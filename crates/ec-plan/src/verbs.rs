@@ -306,7 +306,8 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
         (_, None) => {}
     }
     let situation = Situation::of(instance, request, status);
-    if let (Verb::Rescue(Some(image)), Situation::Rescued, Some(wish)) = (verb, situation, &request.rescue)
+    let is_rescued = matches!(situation, Situation::Rescued | Situation::RescuedOff);
+    if let (Verb::Rescue(Some(image)), true, Some(wish)) = (verb, is_rescued, &request.rescue)
         && !image.is_same(&wish.image)
     {
         return Verdict::Refuse(
@@ -317,6 +318,8 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
     // It is to be stopped once it was built, and that is taken back.
     let situation = match (verb, situation) {
         (Verb::Start, Situation::Building) if request.power.power != Power::Running => Situation::Stopping,
+        // Of its rescue disk no stop is kept, so its policy starts it again.
+        (Verb::Stop(_), Situation::RescuedOff) if request.restart != Restart::No => Situation::Rescued,
         // It ended by itself: its policy, or one that is set later, would start it again.
         (Verb::Stop(_), Situation::Stopped) if request.power.power != Power::Stopped => Situation::Stopping,
         _ => situation,
@@ -370,12 +373,14 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
     const RESUME: &str = "; `eschedule resume` lets it go on";
     const START: &str = "; `eschedule start` starts it";
     const UNRESCUE: &str = "; `eschedule unrescue` boots it from its own disk again";
+    const RESCUED_OFF: &str =
+        "; `eschedule start` boots its rescue disk again, `eschedule unrescue` its own disk";
     const OWN: &str = " and boots from its own disk";
     const VERIFY: &str =
         "; `eschedule resize --confirm` lets it be so, `eschedule resize --revert` goes back";
     const LATER: &str = "; ask again when that is done";
     match (verb, situation) {
-        (Verb::Start, S::Stopped | S::Stopping | S::Error) => to(Power::Running),
+        (Verb::Start, S::Stopped | S::Stopping | S::RescuedOff | S::Error) => to(Power::Running),
         (Verb::Start, S::Running | S::Rebooting) => already(),
         (Verb::Start, S::Building) => {
             Verdict::Already("it is being built, and started when that is done".to_owned())
@@ -385,7 +390,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Stop(grace), S::Building | S::Running | S::Stopping | S::Rebooting | S::Error) => {
             wish(Power::Stopped, *grace, false)
         }
-        (Verb::Stop(_), S::Stopped) => already(),
+        (Verb::Stop(_), S::Stopped | S::RescuedOff) => already(),
         // It cannot hear.
         (Verb::Stop(0), S::Paused) => wish(Power::Stopped, 0, false),
         (Verb::Stop(_), S::Paused) => {
@@ -394,7 +399,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
 
         (Verb::Reboot(grace), S::Running | S::Stopping | S::Error) => wish(Power::Running, *grace, true),
         // Memory that does not come back well could only be destroyed otherwise.
-        (Verb::Reboot(0), S::Paused | S::Suspended | S::Stopped | S::Rebooting) => {
+        (Verb::Reboot(0), S::Paused | S::Suspended | S::Stopped | S::Rebooting | S::RescuedOff) => {
             wish(Power::Running, 0, true)
         }
         // It may wait for a guest that stands still, and goes on once that has ended.
@@ -426,9 +431,9 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Rescue(image), S::Running | S::Stopped | S::Rescuing | S::Error) => {
             Verdict::Do(Wish::Rescue(image.clone()))
         }
-        (Verb::Rescue(_), S::Rescued) => already(),
+        (Verb::Rescue(_), S::Rescued | S::RescuedOff) => already(),
         (Verb::Rescue(_), S::Paused) => refuse(UNPAUSE),
-        (Verb::Unrescue, S::Rescuing | S::Rescued) => Verdict::Do(Wish::Unrescue),
+        (Verb::Unrescue, S::Rescuing | S::Rescued | S::RescuedOff) => Verdict::Do(Wish::Unrescue),
         (Verb::Unrescue, S::Unrescuing | S::Running) => already(),
         (Verb::Unrescue, S::Paused | S::Stopped | S::Error) => refuse(OWN),
 
@@ -443,6 +448,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (_, S::Suspended) => refuse(RESUME),
         (_, S::Suspending) => refuse("; ask again when that is done, or `eschedule resume` takes it back"),
         (_, S::Rescued) => refuse(UNRESCUE),
+        (_, S::RescuedOff) => refuse(RESCUED_OFF),
         (
             _,
             S::Building

@@ -268,7 +268,7 @@ fn settled(machine: Sides<'_>) -> Result<(), String> {
     let situation = Situation::of(machine.record, machine.request, machine.status);
     let hint = match situation {
         S::Suspending | S::Suspended => "`eschedule resume` lets it go on",
-        S::Rescuing | S::Rescued => "`eschedule unrescue` boots it from its own disk again",
+        S::Rescuing | S::Rescued | S::RescuedOff => "`eschedule unrescue` boots it from its own disk again",
         S::Unrescuing | S::Rebuilding | S::Resizing => "ask again when that is done",
         S::Building
         | S::Running

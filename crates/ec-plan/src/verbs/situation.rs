@@ -33,8 +33,10 @@ pub enum Situation {
     Rebuilding,
     /// It is to boot from its rescue disk, and does not yet.
     Rescuing,
-    /// It boots from its rescue disk, whether it runs or not.
+    /// It boots from its rescue disk, and runs, or is in ERROR.
     Rescued,
+    /// It boots from its rescue disk, and ended by itself.
+    RescuedOff,
     /// It is to boot from its own disk again, and does not yet.
     Unrescuing,
     /// It is being given another size.
@@ -59,6 +61,7 @@ impl fmt::Display for Situation {
             Self::Rebuilding => "being rebuilt",
             Self::Rescuing => "being rescued",
             Self::Rescued => "rescued",
+            Self::RescuedOff => "rescued and not running",
             Self::Unrescuing => "being unrescued",
             Self::Resizing => "being resized",
             Self::Resized => "resized and not confirmed",
@@ -108,7 +111,7 @@ pub(super) fn is_so_by_wish(situation: Situation, request: &Request, status: &St
 
 impl Situation {
     /// All of them, in the order of the table.
-    pub const ALL: [Self; 15] = [
+    pub const ALL: [Self; 16] = [
         Self::Building,
         Self::Running,
         Self::Paused,
@@ -120,6 +123,7 @@ impl Situation {
         Self::Rebuilding,
         Self::Rescuing,
         Self::Rescued,
+        Self::RescuedOff,
         Self::Unrescuing,
         Self::Resizing,
         Self::Resized,
@@ -149,6 +153,15 @@ impl Situation {
                 return Self::Rescuing;
             }
             (Some(_), Some(_)) if status.is_rescued() && is_starting => return Self::Rescuing,
+            // A wish of before the rescue that is not to run waits for its end.
+            (Some(_), Some(_))
+                if status.is_rescued() && wish.power == Power::Running && is_pending(request, status) =>
+            {
+                return Self::Rescuing;
+            }
+            (Some(_), Some(_)) if status.is_rescued() && status.state == State::Stopped => {
+                return Self::RescuedOff;
+            }
             (Some(_), Some(_)) if status.is_rescued() => return Self::Rescued,
             (None, Some(_)) if status.is_rescued() => return Self::Unrescuing,
             _ => {}

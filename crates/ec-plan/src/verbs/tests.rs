@@ -337,7 +337,7 @@ fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwi
         (Some(1), done, State::Rescuing, Situation::Rescuing),
         (Some(1), done, State::Starting, Situation::Rescuing),
         (Some(1), done, State::Rescued, Situation::Rescued),
-        (Some(1), done, State::Stopped, Situation::Rescued),
+        (Some(1), done, State::Stopped, Situation::RescuedOff),
         (Some(1), done, State::Error, Situation::Rescued),
         (None, done, State::Rescued, Situation::Unrescuing),
         (None, None, State::Unrescuing, Situation::Unrescuing),
@@ -371,6 +371,34 @@ fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwi
     let Verdict::Refuse(why) = judged(Verb::Stop(0)) else { panic!() };
     assert_eq!(why, "it is rescued; `eschedule unrescue` boots it from its own disk again");
     assert_eq!(judged(Verb::Unrescue), Verdict::Do(Wish::Unrescue));
+    // It powered itself off.
+    let off = told(done, State::Stopped, true);
+    let judged = |verb: Verb, order: &Request| judge(&verb, &instance(None), order, Some(&off));
+    let order = wished(Some(1));
+    for (verb, anew) in [(Verb::Start, false), (Verb::Reboot(0), true)] {
+        let Verdict::Do(Wish::Power(wish)) = judged(verb.clone(), &order) else { panic!("{verb:?}") };
+        assert_eq!((wish.power, wish.anew), (Power::Running, anew), "{verb:?}");
+        // Until it is up it is on its way.
+        let order = Request { power: PowerWish { generation: 2, ..wish }, ..order.clone() };
+        assert_eq!(Situation::of(&instance(None), &order, Some(&off)), Situation::Rescuing, "{verb:?}");
+        assert_eq!(shown(&instance(None), &order, &off), State::Rescuing, "{verb:?}");
+    }
+    let stopped_before = Request { power: wish(Power::Stopped, 2, false), ..order.clone() };
+    assert_eq!(Situation::of(&instance(None), &stopped_before, Some(&off)), Situation::RescuedOff);
+    let Verdict::Refuse(why) = judged(Verb::Reboot(60), &order) else { panic!() };
+    let starts = "`eschedule start` boots its rescue disk again, `eschedule unrescue` its own disk";
+    assert_eq!(why, format!("it is rescued and not running; {starts}"));
+    assert_eq!(
+        judged(Verb::Stop(60), &order),
+        Verdict::Already("it is rescued and not running already".to_owned())
+    );
+    let Verdict::Refuse(_) = judged(Verb::Stop(60), &Request { restart: Restart::Always, ..order.clone() })
+    else {
+        panic!("its policy starts it again")
+    };
+    let Verdict::Refuse(why) = judged(Verb::Rescue(Some(image("y"))), &order) else { panic!() };
+    assert!(why.contains("with another image; `eschedule unrescue`"), "{why}");
+    assert_eq!(judged(Verb::Unrescue, &order), Verdict::Do(Wish::Unrescue));
     let verdict = in_situation(&Verb::Rescue(Some(image("y"))), Situation::Stopped);
     assert_eq!(verdict, Verdict::Do(Wish::Rescue(Some(image("y")))));
 }

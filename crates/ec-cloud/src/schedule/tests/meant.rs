@@ -386,6 +386,38 @@ async fn a_volume_that_could_not_be_made_anew_is_told_so_until_it_is_asked_for_a
     assert_eq!(crate::volume(&cloud, volume).await.unwrap().reason, None);
 }
 
+#[tokio::test]
+async fn a_rescued_guest_that_powered_itself_off_is_told_to_be_rescued_and_can_be_started() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, memory) = (world.cloud(), &world.etcd.memory);
+    let made = world.schedule(QUERY, Some("web")).await.unwrap().unwrap();
+    world.active(made, "machine").await;
+    let (asked, told) =
+        (world.keys.request(made.node, made.instance), world.keys.status(made.node, made.instance));
+    let mut request: Request = decode(&world.under(&asked)[0].value).unwrap();
+    let mut status: Status = decode(&world.under(&told)[0].value).unwrap();
+    let wished_at = Timestamp::now();
+    request.rescue = Some(ec_model::Rescue { wished_at, image: request.spec.clone().unwrap().image });
+    status.rescued = Some(ec_model::Rescued { wished_at, failed: None });
+    (status.state, status.reason) = (State::Stopped, Some("the guest powered itself off".to_owned()));
+    (status.started_at, status.power_generation) = (Some(wished_at), request.power.generation);
+    memory.txn(Txn::new().put(asked.clone(), encode(&request)).put(told, encode(&status))).await.unwrap();
+    let view = crate::View::found(&crate::find(&cloud, made.instance).await.unwrap());
+    assert_eq!(view.state, "STOPPED");
+    let why = view.reason.unwrap();
+    assert!(
+        why.starts_with(
+            "the guest powered itself off; it is rescued: `eschedule start` boots its rescue disk"
+        ),
+        "{why}"
+    );
+    act(&cloud, made.instance, &Verb::Start).await.unwrap();
+    let wished: Request = decode(&world.under(&asked)[0].value).unwrap();
+    assert!(wished.power.generation > request.power.generation && wished.rescue == request.rescue);
+    let view = crate::View::found(&crate::find(&cloud, made.instance).await.unwrap());
+    assert_eq!(view.state, "RESCUING");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_volume_that_its_machine_has_yet_to_let_go_of_is_told_and_listed_as_in_use() {
     let world = World::new(1, 0, &[]).await.roomy(9);

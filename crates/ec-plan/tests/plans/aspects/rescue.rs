@@ -179,6 +179,11 @@ fn once_that_is_noted_it_is_told_and_started_from_there_and_stays_so() {
             Runs(&[Announce(State::Starting, None), MarkStarted, StartRescue, NoteStart]),
         ),
         (pending(noted(DONE, State::Error, ENDED)), Runs(&[MarkStarted, StartRescue, NoteStart])),
+        // It powered itself off, and its user starts it again.
+        (
+            pending(noted(DONE, State::Stopped, ENDED)),
+            Runs(&[Announce(State::Starting, None), MarkStarted, StartRescue, NoteStart]),
+        ),
         (pending(noted(DONE, State::Rescued, RUNS)), Runs(&[NotePower(State::Rescued, None)])),
         (noted(DONE, State::Rescued, RUNS), Settled),
         (noted(DONE, State::Active, RUNS), Runs(&[Announce(State::Rescued, None)])),
