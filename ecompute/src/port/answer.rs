@@ -1,5 +1,7 @@
 //! Which answer a question gets.
 
+use std::sync::Arc;
+
 use bytes::Bytes;
 use ec_serve::port::{json, not_reading, text};
 use http_body_util::Full;
@@ -11,7 +13,7 @@ use crate::parts::Parts;
 /// What is on offer.
 const OFFER: &str = "there are /healthz, /readyz, /metrics, /view and /usage";
 
-pub(super) async fn answer(parts: &Parts, method: &Method, path: &str) -> Response<Full<Bytes>> {
+pub(super) async fn answer(parts: &Arc<Parts>, method: &Method, path: &str) -> Response<Full<Bytes>> {
     if method != Method::GET {
         return not_reading(OFFER);
     }

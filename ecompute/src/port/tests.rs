@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, path::Path};
 
 use async_trait::async_trait;
-use ec_hypervisor::SimulatedHypervisor;
+use ec_hypervisor::{Operation, SimulatedHypervisor};
 use ec_model::{Desired, ImageRef, InstanceId, NodeId, Request, Resources, Spec, encode};
 use ec_placement_client::{Answer, PlacementClient, Transport};
 use ec_runtime::{Host, config::parse};
@@ -285,4 +285,30 @@ async fn what_guests_use_is_told_where_the_loop_turns_and_libvirt_answers() {
     node.until("it is told", async || node.get("/usage").await.0 == StatusCode::OK).await;
     let (_, told) = node.json("/usage").await;
     assert_eq!((&told["instances"], told["load1"].is_number()), (&serde_json::json!({}), true), "{told}");
+}
+
+#[tokio::test]
+async fn while_libvirt_hangs_all_who_ask_what_guests_use_are_told_so_soon_and_by_one_call() {
+    let (node, hypervisor) = node_on().await;
+    node.begin();
+    node.until("it is told", async || node.get("/usage").await.0 == StatusCode::OK).await;
+    sleep(Duration::from_secs(1)).await;
+    hypervisor.hang(Operation::Usage);
+    let (before, begun) = (hypervisor.calls(Operation::Usage), std::time::Instant::now());
+    let answers = futures::future::join_all((0..40).map(|_| node.get("/usage"))).await;
+    for (status, why) in answers {
+        assert_eq!(status, StatusCode::SERVICE_UNAVAILABLE);
+        assert_eq!(why, "libvirt has not answered in 3 s\n");
+    }
+    assert!(begun.elapsed() < Duration::from_secs(6), "{:?}", begun.elapsed());
+    let again = std::time::Instant::now();
+    assert_eq!(node.get("/usage").await.0, StatusCode::SERVICE_UNAVAILABLE);
+    assert!(
+        again.elapsed() < Duration::from_secs(1),
+        "it hangs still, which is known: {:?}",
+        again.elapsed()
+    );
+    assert_eq!(hypervisor.calls(Operation::Usage), before + 1);
+    hypervisor.release(Operation::Usage);
+    node.until("it is told again", async || node.get("/usage").await.0 == StatusCode::OK).await;
 }
