@@ -149,6 +149,23 @@ async fn who_says_nothing_is_cut_off_and_its_connections_are_bounded() {
 }
 
 #[tokio::test]
+async fn a_guest_that_asks_many_things_at_once_gets_all_answers() {
+    let (address, ..) = server().await;
+    // Each says nothing for a moment, as a program does that begins many at once.
+    let asks = (0..CONNECTIONS_PER_GUEST * 5).map(async |_| {
+        let mut stream = TcpStream::connect(address).await.unwrap();
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        stream.write_all(b"GET /latest/meta-data/hostname HTTP/1.0\r\n\r\n").await.unwrap();
+        let mut answer = String::new();
+        timeout(HEAD_TIMEOUT, stream.read_to_string(&mut answer)).await.unwrap().map(|_| answer)
+    });
+    for answer in futures::future::join_all(asks).await {
+        let answer = answer.expect("it is not reset");
+        assert!(answer.starts_with("HTTP/1.0 200") && answer.ends_with("web"), "{answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn a_connection_ends_after_so_many_questions() {
     let (address, ..) = server().await;
     let mut stream = TcpStream::connect(address).await.unwrap();

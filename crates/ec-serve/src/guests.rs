@@ -1,8 +1,8 @@
 //! Who is connected: so many at a time as there are files for, and nobody with more than a share of them.
 //!
-//! Where there is no place left, a connection on which nothing is being answered makes room for a new one: those
-//! that say nothing cannot keep out those that ask, and neither can those that never come to the end of a question, nor
-//! a few that ask again and again, each within its share.
+//! Where there is no place left, a connection on which nothing is being answered makes room for a new one, unless it came or was used a
+//! moment ago: those that say nothing cannot keep out those that ask, and neither can those that never come to the end of a
+//! question, nor a few that ask again and again, each within its share. For whom no place is made it waits ([`crate::queue`]).
 
 use std::{
     cmp::Reverse,
@@ -20,11 +20,12 @@ use std::{
 
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
+    sync::Notify,
     time::{Instant, Sleep, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
-/// A connection that began to speak, was asked or was answered within this time is about to be used.
+/// A connection that was made, began to speak, was asked or was answered within this time is about to be used.
 const RECENT: Duration = Duration::from_millis(500);
 
 /// What a connection is doing. Every request carries its connection's among its extensions.
@@ -106,7 +107,7 @@ impl Activity {
     }
 
     fn may_go(&self) -> bool {
-        !self.is_answering() && (!self.has_spoken() || !self.is_recent())
+        !self.is_answering() && !self.is_recent()
     }
 }
 
@@ -126,13 +127,14 @@ struct Book<K> {
 /// See the module. Clones are the same ones.
 pub(crate) struct Guests<K: Eq + Hash> {
     book: Arc<Mutex<Book<K>>>,
+    freed: Arc<Notify>,
     most: usize,
     share: usize,
 }
 
 impl<K: Eq + Hash> Clone for Guests<K> {
     fn clone(&self) -> Self {
-        Self { book: Arc::clone(&self.book), ..*self }
+        Self { book: Arc::clone(&self.book), freed: Arc::clone(&self.freed), ..*self }
     }
 }
 
@@ -150,10 +152,10 @@ impl<K: Eq + Hash + Clone> Guests<K> {
     /// So many at a time, and of one kind no more than a share of them.
     pub(crate) fn new(most: usize, share: usize) -> Self {
         let book = Book { next: 0, entries: BTreeMap::new(), shares: HashMap::new() };
-        Self { book: Arc::new(Mutex::new(book)), most, share }
+        Self { book: Arc::new(Mutex::new(book)), freed: Arc::default(), most, share }
     }
 
-    /// A place for a connection of this share; none where all are answering.
+    /// A place for a connection of this share; none where all are answering, or came or were used a moment ago.
     pub(crate) fn admit(&self, share: K) -> Option<Place<K>> {
         let mut book = self.book();
         let own = book.shares.get(&share).copied().unwrap_or(0);
@@ -182,6 +184,21 @@ impl<K: Eq + Hash + Clone> Guests<K> {
 }
 
 impl<K: Eq + Hash> Guests<K> {
+    /// How many have a place.
+    pub(crate) fn count(&self) -> usize {
+        self.book().entries.len()
+    }
+
+    /// How many places there are.
+    pub(crate) fn most(&self) -> usize {
+        self.most
+    }
+
+    /// Waits until a connection has ended.
+    pub(crate) async fn freed(&self) {
+        self.freed.notified().await;
+    }
+
     fn book(&self) -> MutexGuard<'_, Book<K>> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -213,7 +230,8 @@ impl<K: Eq + Hash> Book<K> {
         let counted = self.entries.iter().map(|(number, entry)| (number, entry, self.shares[&entry.share]));
         let may_go = counted.filter(|(_, entry, count)| *count > part && !entry.activity.is_answering());
         let (number, ..) = may_go.min_by_key(|(number, entry, count)| {
-            (entry.activity.is_sending(), entry.activity.is_asked(), Reverse(*count), **number)
+            let activity = &entry.activity;
+            (activity.is_sending(), activity.is_asked(), activity.has_spoken(), Reverse(*count), **number)
         })?;
         let number = *number;
         self.remove(number)?.close.cancel();
@@ -235,6 +253,7 @@ impl<K: Eq + Hash> Book<K> {
 impl<K: Eq + Hash> Drop for Place<K> {
     fn drop(&mut self) {
         self.guests.book().remove(self.number);
+        self.guests.freed.notify_one();
     }
 }
 
@@ -341,13 +360,22 @@ mod tests {
             place.activity.spoke.store(true, Ordering::Relaxed);
             place.activity.set_answering(true);
         }
-        let silent: Vec<Place<i32>> = (0..9).map(|_| guests.admit(1).unwrap()).collect();
+        let mut silent: Vec<Place<i32>> = vec![guests.admit(1).unwrap()];
+        for _ in 1..9 {
+            assert!(guests.admit(1).is_none(), "who came a moment ago may be about to ask");
+            sleep(RECENT * 2).await;
+            silent.push(guests.admit(1).unwrap());
+        }
+        sleep(RECENT * 2).await;
         // Four is the share of one peer: the newest silent one has the fourth place.
         assert_eq!(silent.iter().filter(|place| place.close.is_cancelled()).count(), 8);
         assert!(answering.iter().all(|place| !place.close.is_cancelled()));
-        let others: Vec<Place<i32>> = (2..=9).map(|number| guests.admit(number).unwrap()).collect();
+        let mut others: Vec<Place<i32>> = (2..=6).map(|number| guests.admit(number).unwrap()).collect();
         assert!(silent[8].close.is_cancelled(), "the greediest peer pays first");
         assert!(answering.iter().all(|place| !place.close.is_cancelled()));
+        assert!(guests.admit(7).is_none(), "all others came a moment ago");
+        sleep(RECENT * 2).await;
+        others.extend((7..=9).map(|number| guests.admit(number).unwrap()));
         drop(others);
         silent.into_iter().for_each(drop);
         assert_eq!(guests.book().entries.len(), 3);

@@ -13,6 +13,7 @@ mod endings;
 mod guests;
 mod handover;
 pub mod port;
+mod queue;
 #[cfg(feature = "tls")]
 mod readers;
 pub mod tickets;
@@ -58,6 +59,7 @@ pub use guests::Activity;
 use guests::{Guests, Place, Watched};
 use handover::Handover;
 pub use handover::{Io, hand_over};
+use queue::Queue;
 #[cfg(feature = "tls")]
 pub use readers::refusal;
 #[cfg(feature = "tls")]
@@ -159,32 +161,35 @@ pub async fn serve<S: Serves>(
     let under_way = UnderWay(TaskTracker::new());
     let guests = Guests::<S::Share>::new(bounds.connections, bounds.share);
     let bounds = Arc::new(bounds);
+    let mut queue = Queue::new();
     loop {
         let accepted = tokio::select! {
             () = stop.cancelled() => return under_way,
-            accepted = listener.accept() => accepted,
+            accepted = listener.accept() => Some(accepted),
+            () = queue.turn(&guests) => None,
         };
         match accepted {
-            Ok((stream, peer)) => {
+            Some(Ok((stream, peer))) => {
                 let (share, caller) = service.meet(&stream, peer).await;
-                let Some(place) = guests.admit(share) else {
-                    tracing::debug!(%peer, "no place for one more connection");
-                    continue;
-                };
-                let connection = Connection {
-                    service: Arc::clone(&service),
-                    caller,
-                    bounds: Arc::clone(&bounds),
-                    place,
-                    stop: stop.clone(),
-                };
-                under_way.0.spawn(connection.begin(stream, transport.clone()));
+                queue.join(share, (stream, caller));
             }
-            Err(error) => {
+            Some(Err(error)) => {
                 tracing::warn!(%error, "failed to accept a connection");
+                queue.shed();
                 guests.shed();
                 tokio::time::sleep(ACCEPT_PAUSE).await;
             }
+            None => {}
+        }
+        for (place, (stream, caller)) in queue.admitted(&guests) {
+            let connection = Connection {
+                service: Arc::clone(&service),
+                caller,
+                bounds: Arc::clone(&bounds),
+                place,
+                stop: stop.clone(),
+            };
+            under_way.0.spawn(connection.begin(stream, transport.clone()));
         }
     }
 }
