@@ -126,7 +126,7 @@ pub fn told(actions: &Actions, outcomes: &[Outcomes], statuses: &[Status]) -> Ve
         let at = action.asked_at.unwrap_or(action.at);
         latest = latest.max(at);
         let mut came = match action.verb {
-            ActionVerb::Set => (set(action, &all, statuses), None),
+            ActionVerb::Set => (set(action, actions, &all, statuses), None),
             ActionVerb::AttachVolume | ActionVerb::DetachVolume => {
                 with_volume(action, actions, &all, statuses)
             }
@@ -218,11 +218,17 @@ fn could_not<'a>(action: &Action, statuses: &'a [Status]) -> Option<&'a Status> 
 }
 
 /// Whether the agent acts by what was set. Labels are so at once.
-fn set(action: &Action, all: &[(NodeId, &Outcome)], statuses: &[Status]) -> Fate {
+fn set(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], statuses: &[Status]) -> Fate {
     let of_outcomes = all.iter().map(|(_, outcome)| outcome.generation);
     let of_statuses = statuses.iter().map(|status| status.observed_generation);
     let is_heard = of_outcomes.chain(of_statuses).any(|heard| heard >= action.generation);
-    if action.at_once || is_heard { Fate::Done } else { Fate::Pending }
+    let is_over = |other: &Action| other.generation > action.generation && other.verb == ActionVerb::Delete;
+    match action.at_once || is_heard {
+        true => Fate::Done,
+        // Its agent may be gone for good.
+        false if actions.actions.iter().any(is_over) => Fate::Overtaken,
+        false => Fate::Pending,
+    }
 }
 
 /// Whether it has, or has no more, the volume that it was asked of. What it has is told when it is so; that it cannot be only for as
@@ -606,6 +612,14 @@ mod tests {
         assert_eq!(done(asked(8, Set, 4), &[status(State::Active, 1)]), (Fate::Pending, None));
         assert_eq!(done(asked(8, Set, 3), &[status(State::Active, 1)]), (Fate::Done, None));
         assert_eq!(done(asked(8, Set, 1), &[]), (Fate::Done, None));
+        // Its node was forgotten, whose agent never heard of either.
+        let fates = |actions| {
+            let told = seen(actions, vec![came(5, Some(State::Active), 1, 0), came(20, None, 3, 0)], &[]);
+            told.into_iter().filter_map(|it| Some((it.verb?, it.outcome?))).collect::<Vec<_>>()
+        };
+        let delete = || asked(10, ActionVerb::Delete, 5);
+        assert!(fates(vec![asked(8, Set, 4), delete()]).starts_with(&[(Set, Fate::Overtaken)]));
+        assert!(fates(vec![asked(8, Set, 3), delete()]).starts_with(&[(Set, Fate::Done)]));
     }
 
     #[test]
