@@ -9,7 +9,7 @@ use crate::{
     cli::Output,
     config::Session,
     list,
-    output::plain,
+    output::{is_dead, plain},
     run::{NO_ROOM, no_allocations, no_room_for},
 };
 
@@ -49,8 +49,9 @@ pub(crate) fn explained(explained: &Explained, output: Output) -> Result<(), Fai
 #[derive(Serialize)]
 pub(crate) struct Stands {
     pub(crate) instance: InstanceId,
+    pub(crate) node_alive: bool,
     pub(crate) state: String,
-    pub(crate) text: &'static str,
+    pub(crate) text: String,
     pub(crate) reason: Option<String>,
     pub(crate) doing: Option<String>,
 }
@@ -83,7 +84,8 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
     }
     let stands = Stands {
         instance: view.instance,
-        text: list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone"),
+        node_alive: view.node_alive,
+        text: text(&view),
         state: view.state.clone(),
         reason: view.reason.clone(),
         doing: view.doing.clone(),
@@ -94,7 +96,8 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
             .flatten()
             .map(|why| format!(" ({})", plain(why)))
             .collect();
-        print(&format!("{called} is {}{why}: {}", stands.state, stands.text))?;
+        let is = if is_of_before(&view) { "was at last" } else { "is" };
+        print(&format!("{called} {is} {}{why}: {}", stands.state, stands.text))?;
     }
     // That it is to end, or that nobody asks for it, is all that there is to say.
     let Some(record) = view.record else { return told(output, stands, None::<Preview>, Vec::new(), "") };
@@ -131,6 +134,22 @@ pub(crate) async fn instance(session: &Session, called: &str, output: Output) ->
             Ok(())
         }
     }
+}
+
+/// What is said of how one stands.
+fn text(view: &View) -> String {
+    let meaning = list::state(&view.state).map(meaning).unwrap_or("its keys cannot be read, or are gone");
+    if is_of_before(view) {
+        format!("its node is not alive, so that nobody knows how it is now. What that means: {meaning}")
+    } else {
+        meaning.to_owned()
+    }
+}
+
+/// Whether its state is what an agent told that tells nothing any more. Who waits for an agent that is away is told so by the state's own text.
+fn is_of_before(view: &View) -> bool {
+    let is_of_wish = matches!(list::state(&view.state), Ok(State::Scheduled | State::Destroying) | Err(_));
+    is_dead(view) && !is_of_wish
 }
 
 /// For people the last of it; for scripts all.
@@ -354,6 +373,17 @@ mod tests {
             let helps = ["`eschedule", "Next is", "Next are"].iter().any(|word| text.contains(word));
             assert!(helps, "{state}: {text}");
         }
+    }
+
+    #[test]
+    fn of_one_whose_node_is_not_alive_it_is_said_that_nobody_knows_how_it_is() {
+        let alive = View { state: "ACTIVE".to_owned(), node_alive: true, ..crate::fields::view(true) };
+        assert_eq!(text(&alive), meaning(State::Active));
+        let dead = View { node_alive: false, ..alive };
+        assert!(text(&dead).starts_with("its node is not alive, so that nobody knows how it is now."));
+        // That is wished, whatever is told.
+        let doomed = View { state: "DESTROYING".to_owned(), ..dead };
+        assert_eq!(text(&doomed), meaning(State::Destroying));
     }
 
     #[test]

@@ -226,8 +226,9 @@ fn results() -> Vec<(&'static str, Value)> {
             "stands",
             json(serde_json::to_value(Stands {
                 instance,
+                node_alive: true,
                 state: name(),
-                text: "",
+                text: name(),
                 reason: None,
                 doing: None,
             })),

@@ -161,7 +161,8 @@ pub(crate) fn reason_and_doing(view: &View) -> String {
     told(is_dead(view), [&view.reason, &view.doing])
 }
 
-fn is_dead(view: &View) -> bool {
+/// Whether what is told of it is of an agent that tells nothing any more.
+pub(crate) fn is_dead(view: &View) -> bool {
     view.node.is_some() && !view.node_alive
 }
 
