@@ -12,7 +12,10 @@ use std::{
     time::Duration,
 };
 
-use clap::{Args, Subcommand};
+use clap::{
+    Args, Subcommand,
+    builder::{PathBufValueParser, TypedValueParser},
+};
 use ec_cloud::{CloudError, CloudResult, Membership, Part, ROOT, forget, node_to_forget};
 use ec_model::{NodeId, RequestId, encode, input::is_hostname};
 use ec_pki::{Access, Bundle, new_token};
@@ -112,6 +115,7 @@ pub(crate) enum ClusterCommand {
     #[command(after_help = BACKUPS)]
     Backup {
         /// The file, which must not be there yet
+        #[arg(value_parser = PathBufValueParser::new().try_map(file_itself))]
         file: PathBuf,
         /// Write nothing: look whether the file is a whole backup
         #[arg(long)]
@@ -125,6 +129,7 @@ pub(crate) enum ClusterCommand {
     #[command(after_help = BACKUPS)]
     Restore {
         /// The backup
+        #[arg(value_parser = PathBufValueParser::new().try_map(file_itself))]
         file: PathBuf,
         /// The data directory to make, which must not be there yet
         #[arg(long, value_name = "DIR")]
@@ -135,6 +140,16 @@ pub(crate) enum ClusterCommand {
         #[command(flatten)]
         place: Administered,
     },
+}
+
+/// A file, and no stream: a backup gets its name when it is whole and proved, and is looked at as a whole before it is restored.
+fn file_itself(file: PathBuf) -> Result<PathBuf, &'static str> {
+    if file.as_os_str() == "-" {
+        return Err(
+            "a backup is a file, and neither written to standard output nor read from standard input: name it",
+        );
+    }
+    Ok(file)
 }
 
 impl ClusterCommand {
@@ -736,6 +751,20 @@ mod tests {
     use ec_runtime::exit::FAILED;
 
     use super::*;
+
+    #[test]
+    fn a_backup_is_a_file_and_no_stream() {
+        use clap::Parser;
+        let parsed =
+            |words: &[&str]| crate::cli::Cli::try_parse_from([&["eschedule", "cluster"], words].concat());
+        for words in
+            [&["backup", "-"][..], &["backup", "-", "--verify"], &["restore", "-", "--data-dir", "d"]]
+        {
+            let refused = parsed(words).err().unwrap().to_string();
+            assert!(refused.contains("a backup is a file"), "{refused}");
+        }
+        assert!(parsed(&["backup", "./-"]).is_ok());
+    }
 
     #[test]
     fn only_what_may_answer_later_is_to_be_tried_again() {
