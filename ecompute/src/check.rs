@@ -314,12 +314,17 @@ fn fits(
     {
         let me =
             me.map_or_else(|| "this node, which has no uuid yet".to_owned(), |me| format!("this node {me}"));
+        let owner = owner.uuid;
+        let helps = if alive.contains(&owner) {
+            ", whose agent is alive: set another `name`".to_owned()
+        } else {
+            format!(
+                ": set another `name`, or `uuid: {owner}` to take it over, or delete that provider (`eschedule node forget`, where it is of a node that will never come back)"
+            )
+        };
         return Err((
             FAILED,
-            format!(
-                "the name `{name}` belongs to resource provider {}, not to {me}: set another `name`, or `uuid: {}` to take it over, or delete that provider (`eschedule node forget`, where it is of a node that will never come back)",
-                owner.uuid, owner.uuid
-            ),
+            format!("the name `{name}` belongs to resource provider {owner}, not to {me}{helps}"),
         ));
     }
     let known: BTreeSet<NodeId> = providers.iter().map(|provider| provider.uuid).collect();
@@ -592,6 +597,11 @@ mod tests {
         let (code, why) = judged(Some(1), &[2], &[], &[(2, "me")]).unwrap_err();
         assert_eq!(code, FAILED);
         assert!(why.contains("the name `me` belongs to") && why.contains(&node(2).to_string()), "{why}");
+        assert!(
+            why.ends_with("whose agent is alive: set another `name`"),
+            "nobody takes over what lives: {why}"
+        );
+        assert!(judged(Some(1), &[3], &[], &[(2, "me")]).unwrap_err().1.contains("to take it over"));
         assert!(judged(None, &[2], &[], &[(2, "me")]).unwrap_err().1.contains("no uuid yet"));
         assert!(judged(Some(1), &[], &[], &[(1, "me")]).is_ok());
     }

@@ -49,7 +49,7 @@ pub enum PlacementError {
     Refused(String),
     /// The name belongs to another provider.
     #[error(
-        "the name `{name}` belongs to resource provider {owner}, not to this node {node}: set another `name`, or `uuid: {owner}` to take it over, or delete that provider (`eschedule node forget`, where it is of a node that will never come back)"
+        "the name `{name}` belongs to resource provider {owner}, not to this node {node}: set another `name`; only where no agent is alive that is {owner} (`eschedule nodes`), `uuid: {owner}` takes it over, or `eschedule node forget` deletes that provider, where its node will never come back"
     )]
     NameTaken {
         /// The name.
