@@ -60,6 +60,31 @@ stop() {
   rm -f "$RUN/$1.pid"
 }
 
+# What works in the demo's directory and was not started by the demo: an agent or an etcd that somebody started again by hand.
+# It would go on without what is deleted under it.
+strangers() {
+  local name pid session own=' '
+  for name in etcd eplacement econtroller ecompute; do
+    if alive "$name"; then
+      read -r pid _ <"$RUN/$name.pid"
+      own+="$pid "
+    fi
+  done
+  for pid in $(cd /proc && echo [0-9]*); do
+    read -r name 2>/dev/null <"/proc/$pid/comm" || continue # it has ended
+    case $name in etcd | eplacement | econtroller | ecompute) ;; *) continue ;; esac
+    # Each was begun in a session of its own, and so is what it begins.
+    session=$(sed 's/.*) //' "/proc/$pid/stat" 2>/dev/null | cut -d' ' -f4)
+    if [[ $own == *" $session "* ]]; then continue; fi
+    # An agent is told of its configuration by its environment, too.
+    if tr '\0' '\n' 2>/dev/null <"/proc/$pid/cmdline" | grep -qF "$STATE/" ||
+      { [ "$name" = ecompute ] && tr '\0' '\n' 2>/dev/null <"/proc/$pid/environ" | grep -qF "ECOMPUTE_CONFIG=$STATE/"; } ||
+      find "/proc/$pid/fd" -lname "$STATE/*" 2>/dev/null | grep -q .; then
+      echo "$name (pid $pid)"
+    fi
+  done
+}
+
 # until SECONDS WHAT COMMAND…
 await() {
   local seconds=$1 what=$2
@@ -321,6 +346,10 @@ down() {
     return
   fi
   mkdir -p "$RUN"
+  local others
+  others=$(strangers | paste -sd, | sed 's/,/, /g')
+  [ -z "$others" ] ||
+    die "still running, and not started by the demo: $others: end what works in $STATE, and say \`make demo-down\` again; nothing was changed"
   # By the programs that the demo was begun with.
   local BIN=$BIN
   # One that an earlier release began, or that was interrupted at once, has no note of them.

@@ -152,6 +152,13 @@ try() {
     echo "--- a second one, and the end"
     if scripts/demo.sh up; then echo "a second demo began" && exit 1; fi
     eschedule list | grep ACTIVE
+    # One that was killed and started again by hand.
+    read -r pid _ </var/lib/etcd-compute-demo/run/ecompute.pid
+    kill -KILL "$pid"
+    setsid ecompute >/dev/null 2>&1 </dev/null &
+    if said=$(scripts/demo.sh down 2>&1); then echo "the demo went under an agent: $said" && exit 1; fi
+    grep "ecompute (pid $!)" <<<"$said"
+    kill "$!" && wait "$!" || true
     scripts/demo.sh down
     if pgrep -a "etcd|eplacement|econtroller|ecompute|qemu|dnsmasq|libvirtd|virtlogd"; then echo "processes are left" && exit 1; fi
     if ip -o addr | grep 169.254.169.254; then echo "the address is left" && exit 1; fi
