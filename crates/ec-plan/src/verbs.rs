@@ -407,6 +407,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Reboot(0), S::Rebuilding | S::Resizing) => wish(Power::Running, 0, true),
         (Verb::Reboot(_), S::Rebooting) => already(),
         (Verb::Reboot(_), S::Stopped) => refuse(START),
+        (Verb::Reboot(_), S::RescuedOff) => refuse(RESCUED_OFF),
         (Verb::Reboot(_), S::Paused) => refuse(UNPAUSE),
 
         (Verb::Pause, S::Running) => to(Power::Paused),
@@ -447,8 +448,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
         (_, S::Suspending) => refuse("; ask again when that is done, or `eschedule resume` takes it back"),
-        (_, S::Rescued) => refuse(UNRESCUE),
-        (_, S::RescuedOff) => refuse(RESCUED_OFF),
+        (_, S::Rescued | S::RescuedOff) => refuse(UNRESCUE),
         (
             _,
             S::Building

@@ -59,6 +59,11 @@ pub(super) const ALL: &[Scenario] = &[
         "somebody ends a rescued guest and starts it from its own disk by hand: it is rescued again, since that is wanted",
         |stage| Box::pin(by_hand(stage)),
     ),
+    Scenario::new(
+        "rescue-of-a-guest-that-powers-itself-off",
+        "a rescued guest powers itself off, and is started, then rebooted hard: it runs from its rescue disk each time, the agent being killed meanwhile",
+        |stage| Box::pin(powers_off(stage)),
+    ),
 ];
 
 fn is_rescued(is: &Sight) -> bool {
@@ -290,4 +295,25 @@ async fn by_hand(stage: Stage) {
     stage.start(1);
     stage.pass(60).await;
     until_rescued(&stage, guest).await;
+}
+
+async fn powers_off(stage: Stage) {
+    let guest = stage.ready("web").await;
+    wished(&stage, guest, &Verb::Stop(0), State::Stopped).await;
+    wished(&stage, guest, &Verb::Rescue(None), State::Rescued).await;
+    for verb in [Verb::Start, Verb::Reboot(0)] {
+        stage.end_guest(1, guest, End::ByGuest);
+        stage.until(guest, "STOPPED", |is| is.is(State::Stopped) && !is.runs() && is.rescue_disk).await;
+        wished(&stage, guest, &verb, State::Rescued).await;
+        until_rescued(&stage, guest).await;
+    }
+    for fate in [Fate::Kills, Fate::KillsAfterwards] {
+        stage.end_guest(1, guest, End::ByGuest);
+        stage.until(guest, "STOPPED", |is| is.is(State::Stopped) && !is.runs()).await;
+        with_kills(&stage, guest, "hypervisor StartRescue", fate, &Verb::Reboot(0)).await;
+        until_rescued(&stage, guest).await;
+    }
+    // Whoever starts it wants it to run.
+    stage.demand(stage.user(1).wish(guest, &Verb::Unrescue).await.is_ok(), "it is unrescued").await;
+    until_own(&stage, guest).await;
 }
