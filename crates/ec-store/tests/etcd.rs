@@ -452,8 +452,11 @@ async fn certificates_that_are_written_anew_are_used_without_a_restart() {
     put(&store, "/a", "1").await;
     for name in ["ca.pem", "server.key", "server.pem", "client.key", "client.pem"] {
         std::fs::copy(others.path().join(name), file(name)).unwrap();
-        // Half of them written: nobody uses a key without its certificate.
-        store.get("/a").await.unwrap();
+        // Half of them written: nobody uses a key without its certificate. Where that took so long that the files are looked at, the
+        // new authority does not know the etcd that is there.
+        if let Err(error) = store.get("/a").await {
+            assert!(error.is_transient(), "{error}");
+        }
     }
     server.restart().await.unwrap();
     let deadline = std::time::Instant::now() + Duration::from_secs(30);
