@@ -228,7 +228,7 @@ pub(crate) async fn placeless(cloud: &Cloud, group: &str) -> CloudResult<Vec<Mem
         let placeless = match find(cloud, member.instance).await {
             Ok(Found::Placed(known)) => match &known.record {
                 Some(record) => failed(cloud, record).await?.is_some(),
-                None => !is_wanted(&known),
+                None => !is_wanted(&known) && known.status.is_absent(),
             },
             Ok(Found::Unplaced(record, _)) => {
                 young_for(cloud, &record).is_none() && trust_age(cloud, &record).await.is_ok()

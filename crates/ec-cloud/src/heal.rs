@@ -329,8 +329,13 @@ async fn bring(
 
 const NOT_ALIVE: &str = "its node is not alive; when that is back, heal again";
 
-const ENDED: &str =
-    "its user destroyed it, and its node has it still: `eschedule destroy` with its uuid ends it there";
+/// Why one stays as it is that its user ended.
+fn ended(kind: Workload) -> String {
+    let verb = if kind == Workload::Volume { "volume delete" } else { "destroy" };
+    format!(
+        "its user destroyed it, and its node has it still: `eschedule {verb}` with its uuid ends it there"
+    )
+}
 
 /// What is to be done about one.
 enum Planned {
@@ -376,7 +381,7 @@ async fn plan(cloud: &Cloud, node: NodeId, instance: InstanceId, looks: bool) ->
     let left = |why: String| Ok(Planned::Left(Healed::left(node, instance, Some(&asked), why)));
     let Some(alive) = alive.0 else { return left(NOT_ALIVE.to_owned()) };
     if recorded.0.is_none() && tells_of_its_end(history.0.as_ref(), node) {
-        return left(ENDED.to_owned());
+        return left(ended(asked.kind));
     }
     let (before, record_stands) = match &recorded.0 {
         None => (None, Compare::Absent(record_key.clone())),
@@ -669,26 +674,15 @@ async fn had_by(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<
     Ok(statuses.find(has).map(|status| status.instance))
 }
 
-/// The guest that is to have a volume, as `node` tells of it, or holds for its user what etcd lost.
-pub(crate) async fn known_to_have(
-    cloud: &Cloud,
-    node: NodeId,
-    volume: InstanceId,
-) -> CloudResult<Option<InstanceId>> {
-    Ok(match had_there(cloud, node, volume).await? {
-        Had::By(guest) => Some(guest),
-        Had::ByNobody(_) => None,
-    })
-}
-
 /// Who is to have a volume, by the words of its node.
-enum Had {
+pub(crate) enum Had {
     By(InstanceId),
     /// No guest that its node tells of, while this holds.
     ByNobody(Compare),
 }
 
-async fn had_there(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<Had> {
+/// The guest that is to have a volume, as `node` tells of it, or holds for its user what etcd lost.
+pub(crate) async fn had_there(cloud: &Cloud, node: NodeId, volume: InstanceId) -> CloudResult<Had> {
     if let Some(guest) = had_by(cloud, node, volume).await? {
         return Ok(Had::By(guest));
     }

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
-    lookup::{Found, Known, Read, below, find, never_ran, read as read_of, somewhere},
+    lookup::{Claimed, Found, Known, Read, below, claimed, find, never_ran, read as read_of, somewhere},
     source,
     tend::clocks_differ,
 };
@@ -393,7 +393,9 @@ async fn bearer(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudRes
     };
     let verb = if kind == Workload::Volume { "volume delete" } else { "destroy" };
     if record.is_some_and(|record| record.assigned.is_none() && young_for(cloud, &record).is_none()) {
-        return Ok(format!("{instance}, of which etcd lost all but that: `eschedule heal` brings it back"));
+        return Ok(format!(
+            "{instance}, of which etcd lost all but that: `eschedule heal` brings it back, `eschedule {verb} {instance}` ends it"
+        ));
     }
     Ok(match has_failed {
         true => {
@@ -496,11 +498,14 @@ fn being_placed(cloud: &Cloud, record: &Instance) -> String {
 }
 
 /// Takes a key away that goes with an instance's record, where that is not there: both are written and deleted together, so
-/// somebody took the record away by hand. A member stays whose node is asked for it. Whether it was that.
+/// somebody took the record away by hand. A member stays whose node is asked for it, or tells of it: `heal` brings it back where it
+/// was. Whether it was that.
 pub(crate) async fn drop_alone(cloud: &Cloud, key: String, instance: InstanceId) -> CloudResult<bool> {
     let mut txn = Txn::new().when(Compare::Absent(cloud.keys.instance(instance)));
     if let Ok((node, _)) = cloud.keys.parse_member(&key) {
-        txn = txn.when(Compare::Absent(cloud.keys.request(node, instance)));
+        txn = txn
+            .when(Compare::Absent(cloud.keys.request(node, instance)))
+            .when(Compare::Absent(cloud.keys.status(node, instance)));
     }
     Ok(cloud.store.txn(txn.delete(key)).await?.succeeded)
 }
@@ -532,6 +537,11 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
         fence = fence.when(Compare::Absent(cloud.keys.status(node, instance)));
     } else if somewhere(cloud, instance).await?.is_some() {
         return Ok(false);
+    } else if let Claimed::Of(node) = claimed(cloud, instance).await? {
+        // It may be about to tell.
+        fence = fence
+            .when(Compare::Absent(cloud.keys.request(node, instance)))
+            .when(Compare::Absent(cloud.keys.status(node, instance)));
     }
     let outcome = cloud.store.txn(fence).await?;
     if !outcome.succeeded {

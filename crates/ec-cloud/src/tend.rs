@@ -192,6 +192,10 @@ pub async fn tend_instances(cloud: &Cloud) -> CloudResult<Tended<Cleared>> {
     }
     // One that is asked for has lost its record alone: with that it gets its name and its place again.
     let is_gone = |instance: &InstanceId| !recorded.contains(instance) && !requested.contains(instance);
+    // And the place of one that its node tells of stays till it is healed.
+    let members = members
+        .into_iter()
+        .filter(|key| keys.parse_member(key).is_ok_and(|(_, instance)| !spoken_of.contains(&instance)));
     for key in names.into_iter().chain(volumes).chain(members) {
         if let Some(instance) = keys.parse_bearer(&key).filter(is_gone) {
             let dropped = drop_alone(cloud, key, instance).await;

@@ -11,7 +11,7 @@ use super::known_volume;
 use crate::{
     Cloud, CloudError, CloudResult,
     act::docs,
-    heal::known_to_have,
+    heal::{Had, had_there},
     lookup::{Found, Known, Read, find, find_placed},
     view::OtherTold,
 };
@@ -212,7 +212,7 @@ pub(super) async fn given_to(
 
 /// An error where a machine has this volume.
 pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<()> {
-    match had_by(cloud, disk).await? {
+    match had_by(cloud, disk).await?.0 {
         Some(holder) if lost_since(cloud, disk, holder).await?.is_none() => {
             Err(had(cloud, holder, disk.instance).await)
         }
@@ -224,7 +224,8 @@ pub(crate) async fn refuse_attached(cloud: &Cloud, disk: &Known) -> CloudResult<
 /// whose user has ended it, and whose agent is not there to do that, has it for as long, which may be for ever: both go by the time that
 /// agent is back.
 pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<Vec<Compare>> {
-    let Some(holder) = had_by(cloud, disk).await? else { return Ok(Vec::new()) };
+    let (holder, stands_on) = had_by(cloud, disk).await?;
+    let Some(holder) = holder else { return Ok(stands_on) };
     if let Some(compares) = lost_since(cloud, disk, holder).await? {
         return Ok(compares);
     }
@@ -244,13 +245,16 @@ async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudErro
     CloudError::Refused(format!("instance {holder} has volume {volume}: {way}"))
 }
 
-/// The machine that has this volume, by the last that is known of it.
-async fn had_by(cloud: &Cloud, disk: &Known) -> CloudResult<Option<InstanceId>> {
-    match given_to(cloud, disk.instance, disk.record.as_ref()).await? {
+/// The machine that has this volume, by the last that is known of it; and on what it stands that there is none.
+async fn had_by(cloud: &Cloud, disk: &Known) -> CloudResult<(Option<InstanceId>, Vec<Compare>)> {
+    Ok(match given_to(cloud, disk.instance, disk.record.as_ref()).await? {
         // Of a machine that etcd lost, too, only its node tells.
-        None if !is_recorded(disk) => known_to_have(cloud, disk.node, disk.instance).await,
-        holder => Ok(holder),
-    }
+        None if !is_recorded(disk) => match had_there(cloud, disk.node, disk.instance).await? {
+            Had::By(guest) => (Some(guest), Vec::new()),
+            Had::ByNobody(still) => (None, vec![still]),
+        },
+        holder => (holder, Vec::new()),
+    })
 }
 
 /// What it stands on that this machine, which had the volume last, has it no more; none where it has. What only the machine tells of is
