@@ -210,18 +210,8 @@ async fn cut_short(stage: Stage) {
 
 async fn behind_a_backup(stage: Stage) {
     let backup = stage.back_up();
-    stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
-    let order = Order {
-        name: Some("web"),
-        data: false,
-        query: SMALL,
-        restart: Restart::No,
-        group: Some("apart"),
-        boot: None,
-    };
-    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
-    let (web, doomed) = (placed.instance, stage.ready("doomed").await);
-    stage.until_well(web).await;
+    let web = member(&stage).await;
+    let doomed = stage.ready("doomed").await;
     stage.destroyed(doomed).await;
     stage.until_gone(doomed).await;
     stage.restore(&backup);
@@ -286,18 +276,7 @@ async fn group_of_a_later_release(stage: Stage) {
 }
 
 async fn unfound(stage: Stage) {
-    stage.user(1).makes_group("apart", Policy::AntiAffinity).await.ok();
-    let order = Order {
-        name: Some("web"),
-        data: false,
-        query: SMALL,
-        restart: Restart::No,
-        group: Some("apart"),
-        boot: None,
-    };
-    let Ok(placed) = stage.user(1).order(order).await else { return stage.fail("web was not placed").await };
-    let (guest, node) = (placed.instance, placed.node);
-    stage.until_well(guest).await;
+    let (guest, node) = (member(&stage).await, stage.node(1).node);
     let keys = &stage.world.keys;
     let name = keys.name(Workload::Machine, "default", "web", guest);
     let place = keys.member("default", "apart", node, guest);
