@@ -2,7 +2,8 @@
 //!
 //! Where there is no place left, a connection on which nothing is being answered makes room for a new one, unless it came or was used a
 //! moment ago: those that say nothing cannot keep out those that ask, and neither can those that never come to the end of a
-//! question, nor a few that ask again and again, each within its share. For whom no place is made it waits ([`crate::queue`]).
+//! question, nor a few that ask again and again, each within its share. For whom no place is made it waits, before those that wait and
+//! say nothing ([`crate::queue`]).
 
 use std::{
     cmp::Reverse,

@@ -304,6 +304,21 @@ mod tests {
         }
     }
 
+    fn bounds() -> Bounds {
+        Bounds {
+            connections: 0,
+            share: 0,
+            first_head: Duration::from_secs(9),
+            head: Duration::from_secs(9),
+            head_bytes: 16 << 10,
+            headers: None,
+            connection: Duration::MAX,
+            questions: None,
+            stalled: Duration::from_secs(9),
+            half_close: false,
+        }
+    }
+
     /// A connection of that share, of which a question was asked and the answer has begun.
     async fn asked(guests: &Guests<u8>, share: u8) -> DuplexStream {
         let mut far = connected(guests, share);
@@ -315,18 +330,7 @@ mod tests {
     fn connected(guests: &Guests<u8>, share: u8) -> DuplexStream {
         let place = guests.admit(share).unwrap();
         let (near, far) = duplex(64);
-        let bounds = Bounds {
-            connections: 0,
-            share: 0,
-            first_head: Duration::from_secs(9),
-            head: Duration::from_secs(9),
-            head_bytes: 16 << 10,
-            headers: None,
-            connection: Duration::MAX,
-            questions: None,
-            stalled: Duration::from_secs(9),
-            half_close: false,
-        };
+        let bounds = bounds();
         let (close, stream) =
             (place.close.clone(), Watched::new(near, Arc::clone(&place.activity), bounds.stalled));
         let (service, bounds) = (Arc::new(Answers), Arc::new(bounds));
@@ -361,6 +365,37 @@ mod tests {
         assert_eq!(rest(&mut oldest).await, LONG);
         assert_eq!(rest(&mut late).await, LONG);
         assert_eq!(idle.read(&mut [0]).await.unwrap(), 0, "it was answered, and made room");
+    }
+
+    /// As one that makes connections without end and says nothing, beside whoever looks after a program.
+    #[tokio::test]
+    async fn those_that_say_nothing_do_not_keep_out_one_of_their_share_that_asks() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let (address, stop) = (listener.local_addr().unwrap(), CancellationToken::new());
+        let bounds = Bounds { connections: 16, share: 8, ..bounds() };
+        let ended = stop.clone();
+        let served =
+            tokio::spawn(
+                async move { serve(&listener, Transport::Plain, bounds, Arc::new(Answers), stop).await },
+            );
+        let silent = tokio::spawn(async move {
+            let mut silent = Vec::new();
+            loop {
+                silent.push(TcpStream::connect(address).await.unwrap());
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        tokio::time::sleep(Duration::from_millis(300)).await;
+        for _ in 0..5 {
+            let mut stream = TcpStream::connect(address).await.unwrap();
+            stream.write_all(b"GET / HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n").await.unwrap();
+            let mut told = Vec::new();
+            timeout(Duration::from_secs(4), stream.read_to_end(&mut told)).await.unwrap().unwrap();
+            assert!(told.len() > LONG, "{}", told.len());
+        }
+        silent.abort();
+        ended.cancel();
+        served.await.unwrap().finish(Duration::ZERO).await;
     }
 
     /// Of its many questions at once on one connection none of the bounds would hold.
