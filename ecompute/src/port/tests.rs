@@ -311,4 +311,9 @@ async fn while_libvirt_hangs_all_who_ask_what_guests_use_are_told_so_soon_and_by
     assert_eq!(hypervisor.calls(Operation::Usage), before + 1);
     hypervisor.release(Operation::Usage);
     node.until("it is told again", async || node.get("/usage").await.0 == StatusCode::OK).await;
+    // That took long, and is told for as long: the next call would take as long again.
+    hypervisor.hang(Operation::Usage);
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(node.get("/usage").await.0, StatusCode::OK);
+    assert_eq!(hypervisor.calls(Operation::Usage), before + 1);
 }

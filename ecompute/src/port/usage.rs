@@ -24,10 +24,13 @@ const FRESH: Duration = Duration::from_millis(500);
 /// the port, its health too.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// What came of asking, and when.
+/// However long libvirt took, what it told is told on for no longer than this.
+const OLDEST: Duration = Duration::from_secs(30);
+
+/// What came of asking, and until when whoever asks is told that.
 #[derive(Debug, Clone)]
 struct Told {
-    at: Instant,
+    until: Instant,
     what: Result<Value, String>,
 }
 
@@ -48,7 +51,7 @@ fn join(parts: &Arc<Parts>) -> watch::Receiver<Option<Told>> {
     let mut recent = parts.usage.0.lock().unwrap_or_else(PoisonError::into_inner);
     let is_fresh = |round: &watch::Receiver<Option<Told>>| {
         let is_under_way = round.has_changed().is_ok();
-        is_under_way || round.borrow().as_ref().is_some_and(|told| told.at.elapsed() < FRESH)
+        is_under_way || round.borrow().as_ref().is_some_and(|told| Instant::now() < told.until)
     };
     if let Some(round) = recent.as_ref().filter(|round| is_fresh(round)) {
         return round.clone();
@@ -62,18 +65,22 @@ fn join(parts: &Arc<Parts>) -> watch::Receiver<Option<Told>> {
 /// Tells what is used. A call that takes too long goes on, and till it ends libvirt is asked nothing else of this: all who ask are told so
 /// at once.
 async fn find_out(parts: Arc<Parts>, tell: watch::Sender<Option<Told>>) {
-    let tell = |what| tell.send_replace(Some(Told { at: Instant::now(), what }));
+    let tell = |what, fresh| tell.send_replace(Some(Told { until: Instant::now() + fresh, what }));
     let instances = match ask(&parts, here).await {
         Asked::Answered(instances) => instances,
-        Asked::NoLoop => return drop(tell(Err("the agent starts or ends".to_owned()))),
-        Asked::Silent => return drop(tell(Err("the agent's loop does not turn".to_owned()))),
+        Asked::NoLoop => return drop(tell(Err("the agent starts or ends".to_owned()), FRESH)),
+        Asked::Silent => return drop(tell(Err("the agent's loop does not turn".to_owned()), FRESH)),
     };
+    let begun = Instant::now();
     let mut call = pin!(parts.hypervisor.usage(&instances));
-    let used = match timeout(PATIENCE, call.as_mut()).await {
-        Ok(used) => used,
+    let (used, fresh) = match timeout(PATIENCE, call.as_mut()).await {
+        Ok(used) => (used, FRESH),
         Err(_) => {
-            tell(Err(format!("libvirt has not answered in {} s", PATIENCE.as_secs())));
-            call.await
+            tell(Err(format!("libvirt has not answered in {} s", PATIENCE.as_secs())), FRESH);
+            let late = call.await;
+            // Nobody waited for it. Where libvirt always takes that long, whoever asks again would only wait for the next in vain.
+            let fresh = if late.is_ok() { begun.elapsed().min(OLDEST) } else { FRESH };
+            (late, fresh)
         }
     };
     let told = used.map(|used| {
@@ -84,7 +91,7 @@ async fn find_out(parts: Arc<Parts>, tell: watch::Sender<Option<Told>>) {
             "instances": used,
         })
     });
-    tell(told.map_err(|error| error.to_string()));
+    tell(told.map_err(|error| error.to_string()), fresh);
 }
 
 /// Those that have a domain here.
