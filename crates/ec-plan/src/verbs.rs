@@ -13,7 +13,11 @@ use ec_model::{
     input::{LABELS_MAX, METADATA_MAX},
 };
 
-use crate::{sizes, status::is_lost, volumes::renewable};
+use crate::{
+    sizes,
+    status::{is_lost, is_started_again},
+    volumes::renewable,
+};
 pub use situation::{Situation, is_to_be_made_anew, shown};
 
 /// Why nothing is done to unlock one.
@@ -318,8 +322,13 @@ pub fn judge(verb: &Verb, instance: &Instance, request: &Request, status: Option
     // It is to be stopped once it was built, and that is taken back.
     let situation = match (verb, situation) {
         (Verb::Start, Situation::Building) if request.power.power != Power::Running => Situation::Stopping,
-        // Of its rescue disk no stop is kept, so its policy starts it again.
-        (Verb::Stop(_), Situation::RescuedOff) if request.restart != Restart::No => Situation::Rescued,
+        // Of its rescue disk no stop is kept, so its policy, which tells that it does, starts it again.
+        (Verb::Stop(_), Situation::RescuedOff)
+            if request.restart != Restart::No
+                && status.is_some_and(|status| is_started_again(status.reason.as_deref())) =>
+        {
+            Situation::Rescued
+        }
         // It ended by itself: its policy, or one that is set later, would start it again.
         (Verb::Stop(_), Situation::Stopped) if request.power.power != Power::Stopped => Situation::Stopping,
         _ => situation,

@@ -2,6 +2,7 @@ use ec_model::{Assigned, CopyOf, Instance, InstanceId, NodeId, Rebuild, State};
 use jiff::Timestamp;
 
 use super::*;
+use crate::status::STARTED_AGAIN;
 
 /// One column for each verb, one line for each situation.
 fn table() -> String {
@@ -392,10 +393,23 @@ fn an_instance_is_rescued_from_when_that_is_told_until_what_is_wished_is_otherwi
         judged(Verb::Stop(60), &order),
         Verdict::Already("it is rescued and not running already".to_owned())
     );
-    let Verdict::Refuse(_) = judged(Verb::Stop(60), &Request { restart: Restart::Always, ..order.clone() })
-    else {
-        panic!("its policy starts it again")
-    };
+    let again = Status { reason: Some(format!("its guest ended{STARTED_AGAIN}5 s")), ..off.clone() };
+    for (restart, told, is_refused) in [
+        (Restart::Always, &again, true),
+        (Restart::OnFailure, &again, true),
+        // It was taken off since.
+        (Restart::No, &again, false),
+        // It ended as its policy has nothing against, or ended too often.
+        (Restart::OnFailure, &off, false),
+        (Restart::Always, &off, false),
+    ] {
+        let order = Request { restart, ..order.clone() };
+        let verdict = judge(&Verb::Stop(60), &instance(None), &order, Some(told));
+        match is_refused {
+            true => assert!(matches!(&verdict, Verdict::Refuse(_)), "{restart:?}: {verdict:?}"),
+            false => assert!(matches!(&verdict, Verdict::Already(_)), "{restart:?}: {verdict:?}"),
+        }
+    }
     let Verdict::Refuse(why) = judged(Verb::Rescue(Some(image("y"))), &order) else { panic!() };
     assert!(why.contains("with another image; `eschedule unrescue`"), "{why}");
     assert_eq!(judged(Verb::Unrescue, &order), Verdict::Do(Wish::Unrescue));
