@@ -18,7 +18,7 @@ use crate::{CloudError, CloudResult, rights::Part};
 /// The user and the role that may do everything.
 pub const ROOT: &str = "root";
 
-/// A node's record is written by its agent, too; more often than this at once something is wrong.
+/// A node's record is written by its agent, too, and its tokens by whoever adds it; more often than this at once something is wrong.
 const TRIES: usize = 10;
 
 /// The etcd of a cloud as its administrator sees it.
@@ -79,8 +79,8 @@ impl Membership {
     /// that breaks off here locks a node out.
     ///
     /// # Errors
-    /// [`CloudError::Busy`] where somebody else adds another node of this name, or this one by another, at the same moment; then this
-    /// token lets nobody in.
+    /// [`CloudError::Busy`] where somebody else adds another node of this name, or this one by another, or revokes it, at the same
+    /// moment; then this token lets nobody in.
     pub async fn add_node(&self, name: &str, node: NodeId, token: &str) -> CloudResult<()> {
         let before = self.give_token(&Token { name: name.to_owned(), provider: Some(node) }, token).await?;
         let nodes = self.nodes().await?;
@@ -101,30 +101,47 @@ impl Membership {
         if self.has_token(node).await? && !self.is_marked(node).await? {
             return self.drop_keys(before).await;
         }
-        // Revoked meanwhile: rights of what nobody knows could not be taken away any more.
-        self.store.drop_user(&part.role()).await?;
-        self.drop_keys(vec![self.token_key(token)]).await?;
+        // Revoked meanwhile, by somebody who may be done with it, and no later call finds a node without a token: its rights go, the mark
+        // is set again, and the sign of life goes that it may have given with these rights.
+        self.end(name, node).await?;
         Err(CloudError::Busy(format!("somebody else revokes node `{name}` at this moment")))
     }
 
     /// Lets a node in no more: neither into etcd nor into placement. Its guests run on.
     ///
     /// # Errors
-    /// [`CloudError::NotFound`] where there is none of that name.
+    /// [`CloudError::NotFound`] where there is none of that name; [`CloudError::Busy`] where others add it all the time.
     pub async fn revoke_node(&self, name: &str) -> CloudResult<NodeId> {
         let Some(node) = self.node(name).await? else {
             return Err(CloudError::NotFound(format!(
                 "there is no node `{name}`: `eschedule node list` shows those that were added"
             )));
         };
-        self.shut_out(name, node).await?;
-        self.drop_tokens(node).await?;
-        // Who added it once more at that moment, and lost its token by this, has made a user again and taken the mark off, and by that user
-        // the node may have shown itself. Whoever gives it a token from now on has let it in anew.
-        if !self.has_token(node).await? {
-            self.shut_out(name, node).await?;
-        }
+        self.end(name, node).await?;
         Ok(node)
+    }
+
+    /// Shuts a node out, and takes its tokens away: those last, so that whoever is killed finds the node again.
+    async fn end(&self, name: &str, node: NodeId) -> CloudResult<()> {
+        let mut tries = 0..TRIES;
+        loop {
+            self.shut_out(name, node).await?;
+            // Looked for after that: who adds the node at this moment gives it a token before the rights. Of whom one is found is shut out
+            // once more when it is gone; whoever finds its own gone does that by itself; and who gives one from now on lets it in anew.
+            let tokens = self.tokens().await?.into_iter();
+            let its: Vec<_> =
+                tokens.filter(|known| known.token.provider == Some(node)).map(|known| known.key).collect();
+            if its.is_empty() {
+                return Ok(());
+            }
+            // Before they are taken away: by them the next call finds the node.
+            if tries.next().is_none() {
+                return Err(CloudError::Busy(format!(
+                    "somebody else adds node `{name}` again and again at this moment, and it may be let in; once that has ended, try again"
+                )));
+            }
+            self.drop_keys(its).await?;
+        }
     }
 
     /// Takes a node's rights in etcd away, marks it as revoked, and has it count as dead.
@@ -207,11 +224,6 @@ impl Membership {
         Err(CloudError::Busy(format!("somebody else gives {} a token at this moment; try again", owner.name)))
     }
 
-    async fn drop_tokens(&self, node: NodeId) -> CloudResult<()> {
-        let its = self.tokens().await?.into_iter().filter(|known| known.token.provider == Some(node));
-        self.drop_keys(its.map(|known| known.key).collect()).await
-    }
-
     async fn drop_keys(&self, keys: Vec<String>) -> CloudResult<()> {
         for key in keys {
             self.store.txn(Txn::new().delete(key)).await?;
@@ -264,9 +276,12 @@ fn marked(there: Option<&[u8]>, name: &str, node: NodeId, revoked: bool) -> Opti
 
 #[cfg(test)]
 mod tests {
-    use std::sync::{
-        Mutex,
-        atomic::{AtomicBool, Ordering},
+    use std::{
+        collections::BTreeSet,
+        sync::{
+            Mutex,
+            atomic::{AtomicBool, Ordering},
+        },
     };
 
     use async_trait::async_trait;
@@ -289,7 +304,12 @@ mod tests {
     #[derive(Default)]
     struct Etcd {
         memory: MemoryStore,
+        users: Arc<Mutex<BTreeSet<String>>>,
         ails: AtomicBool,
+        /// After a token was given or taken away.
+        after_token: Meanwhile,
+        /// Before a user is taken away.
+        before_user_goes: Meanwhile,
         /// Before a node's sign of life is taken away.
         before_end: Meanwhile,
         /// After a user was made.
@@ -306,7 +326,12 @@ mod tests {
             if format!("{txn:?}").contains("/alive/") {
                 happens(&self.before_end).await;
             }
-            self.memory.txn(txn).await
+            let is_of_token = format!("{txn:?}").contains("-tokens/");
+            let outcome = self.memory.txn(txn).await;
+            if is_of_token {
+                happens(&self.after_token).await;
+            }
+            outcome
         }
     }
 
@@ -319,12 +344,15 @@ mod tests {
             }
         }
 
-        async fn ensure_user(&self, _: &str, _: &str) -> StoreResult<()> {
+        async fn ensure_user(&self, user: &str, _: &str) -> StoreResult<()> {
+            self.users.lock().unwrap().insert(user.to_owned());
             happens(&self.after_user).await;
             Ok(())
         }
 
-        async fn drop_user(&self, _: &str) -> StoreResult<()> {
+        async fn drop_user(&self, user: &str) -> StoreResult<()> {
+            happens(&self.before_user_goes).await;
+            self.users.lock().unwrap().remove(user);
             Ok(())
         }
 
@@ -340,6 +368,22 @@ mod tests {
     fn members() -> (Arc<Etcd>, Membership) {
         let etcd = Arc::new(Etcd::default());
         (etcd.clone(), Membership::new(etcd, Keyspace::default()))
+    }
+
+    /// Somebody else at the same etcd.
+    fn other(etcd: &Etcd) -> Membership {
+        let (memory, users) = (etcd.memory.clone(), Arc::clone(&etcd.users));
+        Membership::new(Arc::new(Etcd { memory, users, ..Etcd::default() }), Keyspace::default())
+    }
+
+    /// That a node is marked, and that nothing is left which lets it in or by which it counts as alive.
+    async fn is_out(etcd: &Etcd, members: &Membership, node: NodeId) -> bool {
+        let (alive, agent) = (members.keys.alive(node), members.keys.agent(node));
+        members.is_marked(node).await.unwrap()
+            && members.nodes().await.unwrap().is_empty()
+            && etcd.users.lock().unwrap().is_empty()
+            && etcd.memory.get(&alive).await.unwrap().0.is_none()
+            && etcd.memory.get(&agent).await.unwrap().0.is_none()
     }
 
     #[tokio::test]
@@ -373,21 +417,17 @@ mod tests {
     #[tokio::test]
     async fn who_is_added_while_it_is_revoked_is_either() {
         let (etcd, members) = members();
-        let other = || {
-            let other = Arc::new(Etcd { memory: etcd.memory.clone(), ..Etcd::default() });
-            Membership::new(other, Keyspace::default())
-        };
         members.add_node("host1", node(1), "old").await.unwrap();
 
         // It is added when it was marked, and its token taken away.
-        let adds = other();
+        let adds = other(&etcd);
         let adds = async move { adds.add_node("host1", node(1), "new").await.unwrap() };
         *etcd.before_end.lock().unwrap() = Some(adds.boxed());
         members.revoke_node("host1").await.unwrap();
         assert!(members.is_marked(node(1)).await.unwrap() && members.nodes().await.unwrap().is_empty());
 
         // It is marked once more when it has a token again.
-        let marks = other();
+        let marks = other(&etcd);
         let marks = async move { marks.mark("host1", node(1), true).await.unwrap() };
         *etcd.after_user.lock().unwrap() = Some(marks.boxed());
         let busy = members.add_node("host1", node(1), "new").await.unwrap_err();
@@ -396,6 +436,63 @@ mod tests {
 
         members.add_node("host1", node(1), "new").await.unwrap();
         assert!(!members.is_marked(node(1)).await.unwrap() && !members.nodes().await.unwrap().is_empty());
+    }
+
+    #[tokio::test]
+    async fn who_is_revoked_as_a_whole_while_it_is_added_is_out() {
+        let (etcd, members) = members();
+        members.add_node("host1", node(1), "old").await.unwrap();
+
+        let revokes = other(&etcd);
+        let revokes = async move { revokes.revoke_node("host1").await.map(drop).unwrap() };
+        *etcd.after_token.lock().unwrap() = Some(revokes.boxed());
+        // With the rights of that moment its agent, which tries all the time, tells that it is there.
+        let (memory, keys) = (etcd.memory.clone(), Keyspace::default());
+        let tells = async move {
+            let shown = Txn::new().put(keys.alive(node(1)), b"{}").put(keys.agent(node(1)), b"{}");
+            memory.txn(shown).await.map(drop).unwrap();
+        };
+        *etcd.after_user.lock().unwrap() = Some(tells.boxed());
+        let busy = members.add_node("host1", node(1), "new").await.unwrap_err();
+        assert!(matches!(busy, CloudError::Busy(_)), "{busy}");
+        assert!(is_out(&etcd, &members, node(1)).await);
+    }
+
+    #[tokio::test]
+    async fn who_is_added_as_a_whole_while_it_is_revoked_is_out() {
+        let (etcd, members) = members();
+        members.add_node("host1", node(1), "old").await.unwrap();
+
+        // When its token is gone, and it is about to be shut out once more.
+        let adds = other(&etcd);
+        let adds = async move { adds.add_node("host1", node(1), "new").await.unwrap() };
+        let then = Arc::clone(&etcd);
+        let waits = async move { *then.before_user_goes.lock().unwrap() = Some(adds.boxed()) };
+        *etcd.after_token.lock().unwrap() = Some(waits.boxed());
+        members.revoke_node("host1").await.unwrap();
+        assert!(etcd.before_user_goes.lock().unwrap().is_none(), "it was added");
+        assert!(is_out(&etcd, &members, node(1)).await);
+    }
+
+    #[tokio::test]
+    async fn who_is_added_again_and_again_is_revoked_when_that_has_ended() {
+        fn again(etcd: Arc<Etcd>) -> BoxFuture<'static, ()> {
+            let adds = other(&etcd);
+            let adds = async move {
+                adds.add_node("host1", node(1), "new").await.unwrap();
+                *etcd.before_end.lock().unwrap() = Some(again(etcd.clone()));
+            };
+            adds.boxed()
+        }
+        let (etcd, members) = members();
+        members.add_node("host1", node(1), "old").await.unwrap();
+        *etcd.before_end.lock().unwrap() = Some(again(etcd.clone()));
+        let busy = members.revoke_node("host1").await.unwrap_err();
+        assert!(matches!(busy, CloudError::Busy(_)), "{busy}");
+
+        *etcd.before_end.lock().unwrap() = None;
+        members.revoke_node("host1").await.unwrap();
+        assert!(is_out(&etcd, &members, node(1)).await);
     }
 
     #[tokio::test]
