@@ -550,7 +550,9 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
         let gone = referee.instances().filter(|(_, known)| is_gone(known));
         gone.map(|(instance, _)| instance).collect()
     });
-    for (prefix, forgotten) in [("/ecompute/actions/", BTreeSet::new()), ("/ecompute/outcomes/", forgotten)] {
+    // Of a history of nobody a controller thinks.
+    let unthought_of = if world.controllers.count() == 0 { forgotten.clone() } else { BTreeSet::new() };
+    for (prefix, forgotten) in [("/ecompute/actions/", unthought_of), ("/ecompute/outcomes/", forgotten)] {
         let is_forgotten = |key: &str| {
             let of = key.rsplit('/').next().and_then(|name| name.parse().ok());
             of.is_some_and(|of| forgotten.contains(&of))
