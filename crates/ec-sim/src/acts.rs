@@ -189,8 +189,14 @@ pub(crate) async fn delete_request(world: &World, computer: &Computer, guest: In
     }
 }
 
-/// The record of an instance alone, of which its node is asked for.
+/// The record of an instance alone, of which its node is asked for: of one that never ran, and lost its request while its agent was
+/// away, nobody could tell any more whose the claim is.
 pub(crate) async fn delete_instance(world: &World, guest: InstanceId) {
+    let requests = world.store.content(&world.keys.all_requests()).pairs;
+    let mut asked_for = requests.iter().filter_map(|pair| world.keys.parse_request(&pair.key).ok());
+    if !asked_for.any(|(_, instance)| instance == guest) {
+        return;
+    }
     world.judge(|referee, _| referee.request_lost(guest));
     delete_key(world, &world.keys.instance(guest)).await;
 }
