@@ -222,11 +222,11 @@ fn set(action: &Action, actions: &Actions, all: &[(NodeId, &Outcome)], statuses:
     let of_outcomes = all.iter().map(|(_, outcome)| outcome.generation);
     let of_statuses = statuses.iter().map(|status| status.observed_generation);
     let is_heard = of_outcomes.chain(of_statuses).any(|heard| heard >= action.generation);
-    let is_over = |other: &Action| other.generation > action.generation && other.verb == ActionVerb::Delete;
+    let later = || actions.actions.iter().skip_while(|other| *other != action);
     match action.at_once || is_heard {
         true => Fate::Done,
         // Its agent may be gone for good.
-        false if actions.actions.iter().any(is_over) => Fate::Overtaken,
+        false if later().any(|other| other.verb == ActionVerb::Delete) => Fate::Overtaken,
         false => Fate::Pending,
     }
 }
@@ -619,6 +619,12 @@ mod tests {
         };
         let delete = || asked(10, ActionVerb::Delete, 5);
         assert!(fates(vec![asked(8, Set, 4), delete()]).starts_with(&[(Set, Fate::Overtaken)]));
+        // Brought back since; or something else was asked for.
+        assert!(fates(vec![delete(), asked(20, Set, 9)]).ends_with(&[(Set, Fate::Pending)]));
+        assert!(
+            fates(vec![asked(8, Set, 4), asked(20, ActionVerb::Stop, 9)])
+                .starts_with(&[(Set, Fate::Pending)])
+        );
         assert!(fates(vec![asked(8, Set, 3), delete()]).starts_with(&[(Set, Fate::Done)]));
     }
 
