@@ -21,7 +21,7 @@ use crate::{
     history::{Asked, Unheard, last_of, note},
     image,
     intent::free,
-    lookup::{Known, MENDS, Read, find_placed},
+    lookup::{Known, MENDS, Read, find_placed, verb_of_end},
     schedule::not_understood,
     sizes::{claim, settle},
     source::{self, Source, kind_of},
@@ -347,7 +347,7 @@ pub(crate) async fn let_in(
     let pair = cloud.store.get(&key).await?.0;
     let revision = pair.as_ref().map_or(0, |pair| pair.mod_revision);
     let (instance, record) = (known.instance, pair.map(|pair| decode::<Node>(&pair.value)));
-    let ends = if kind_of(known) == Some(Workload::Volume) { "volume delete" } else { "destroy" };
+    let ends = verb_of_end(kind_of(known).unwrap_or(Workload::Machine));
     let why = match record.filter(|_| !anyway) {
         Some(Ok(record)) if record.revoked => format!(
             "cannot {verb} {instance}: its node {} ({node}) was revoked, and nothing is written for it any more; `eschedule {ends}` ends it, `eschedule node add --uuid` lets the node in again",

@@ -34,7 +34,7 @@ use crate::{
     group::{Place, place_of},
     history::{Asked, note},
     intent::{free, name_is_free},
-    lookup::is_beginning,
+    lookup::{is_beginning, verb_of_end},
     moving::next_epoch,
     schedule::not_understood,
     storage::storage_of,
@@ -331,7 +331,7 @@ const NOT_ALIVE: &str = "its node is not alive; when that is back, heal again";
 
 /// Why one stays as it is that its user ended.
 fn ended(kind: Workload) -> String {
-    let verb = if kind == Workload::Volume { "volume delete" } else { "destroy" };
+    let verb = verb_of_end(kind);
     format!(
         "its user destroyed it, and its node has it still: `eschedule {verb}` with its uuid ends it there"
     )

@@ -13,7 +13,9 @@ use tokio::time::Instant;
 
 use crate::{
     Cloud, CloudError, CloudResult, Wanted,
-    lookup::{Claimed, Found, Known, Read, below, claimed, find, never_ran, read as read_of, somewhere},
+    lookup::{
+        Claimed, Found, Known, Read, below, claimed, find, never_ran, read as read_of, somewhere, verb_of_end,
+    },
     source,
     tend::clocks_differ,
 };
@@ -391,7 +393,7 @@ async fn bearer(cloud: &Cloud, kind: Workload, instance: InstanceId) -> CloudRes
         Some(record) => failed(cloud, record).await?.is_some(),
         None => false,
     };
-    let verb = if kind == Workload::Volume { "volume delete" } else { "destroy" };
+    let verb = verb_of_end(kind);
     if record.is_some_and(|record| record.assigned.is_none() && young_for(cloud, &record).is_none()) {
         return Ok(format!(
             "{instance}, of which etcd lost all but that: `eschedule heal` brings it back, `eschedule {verb} {instance}` ends it"
@@ -527,21 +529,21 @@ pub(crate) async fn sweep(cloud: &Cloud, record: Instance, revision: Revision) -
     let key = cloud.keys.instance(instance);
     // Written anew, so that a command which only slept cannot finish any more.
     let mut fence = Txn::new().when(Compare::Unchanged(key.clone(), revision)).put(key, encode(&record));
-    if let Some(node) = record.node() {
-        if cloud.placement.allocations(instance).await?.is_some() {
-            return Ok(false);
-        }
+    let node = match record.node() {
+        Some(_) if cloud.placement.allocations(instance).await?.is_some() => return Ok(false),
+        None if somewhere(cloud, instance).await?.is_some() => return Ok(false),
+        Some(node) => Some(node),
+        // It may be about to tell.
+        None => match claimed(cloud, instance).await? {
+            Claimed::Of(node) => Some(node),
+            Claimed::Nothing | Claimed::OfStorage => None,
+        },
+    };
+    if let Some(node) = node {
         if !planted("sweep-asked-for") {
             fence = fence.when(Compare::Absent(cloud.keys.request(node, instance)));
         }
         fence = fence.when(Compare::Absent(cloud.keys.status(node, instance)));
-    } else if somewhere(cloud, instance).await?.is_some() {
-        return Ok(false);
-    } else if let Claimed::Of(node) = claimed(cloud, instance).await? {
-        // It may be about to tell.
-        fence = fence
-            .when(Compare::Absent(cloud.keys.request(node, instance)))
-            .when(Compare::Absent(cloud.keys.status(node, instance)));
     }
     let outcome = cloud.store.txn(fence).await?;
     if !outcome.succeeded {

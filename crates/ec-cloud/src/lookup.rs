@@ -348,16 +348,25 @@ pub async fn find(cloud: &Cloud, instance: InstanceId) -> CloudResult<Found> {
     }
 }
 
+/// With which command its end is asked for.
+pub(crate) fn verb_of_end(kind: Workload) -> &'static str {
+    match kind {
+        Workload::Machine => "destroy",
+        Workload::Volume => "volume delete",
+    }
+}
+
 /// An instance that is placed; else an error that says how it stands.
 pub async fn find_placed(cloud: &Cloud, instance: InstanceId) -> CloudResult<Known> {
     match find(cloud, instance).await? {
         Found::Placed(known) => Ok(*known),
         Found::Unplaced(record, _) => {
             let left = young_for(cloud, &record).unwrap_or_default();
-            let (what, verb) = match record.kind {
-                Workload::Machine => ("instance", "destroy"),
-                Workload::Volume => ("volume", "volume delete"),
+            let what = match record.kind {
+                Workload::Machine => "instance",
+                Workload::Volume => "volume",
             };
+            let verb = verb_of_end(record.kind);
             Err(CloudError::Busy(format!(
                 "{what} {instance} is not placed: a command began with it at {} and has not finished; if that was killed, its name is free in {} s, and `eschedule {verb} {instance}` then takes away what it left",
                 record.created_at,

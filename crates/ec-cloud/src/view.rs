@@ -10,7 +10,7 @@ use ec_plan::{
     sizes::{missed, of_disk},
     stack::Standing,
     status::is_started_again,
-    verbs::shown,
+    verbs::{RESCUED_OFF, shown},
 };
 use ec_store::{KeyValue, StoreError};
 use futures::{StreamExt, TryStreamExt};
@@ -75,10 +75,6 @@ pub struct View {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub status: Option<Box<Status>>,
 }
-
-/// What is told of one that is rescued and does not run.
-const RESCUED_OFF: &str =
-    "it is rescued: `eschedule start` boots its rescue disk again, `eschedule unrescue` its own disk";
 
 /// What no [`State`] is for: a record that cannot be read, or none at all.
 const UNKNOWN: &str = "UNKNOWN";
@@ -207,7 +203,7 @@ impl View {
         // Nothing else of a list says from which disk a start would boot it.
         let is_off = state == State::Stopped && request.rescue.is_some() && status.is_rescued();
         let told = self.reason.map(|why| match is_off && !is_started_again(Some(&why)) {
-            true => format!("{why}; {RESCUED_OFF}"),
+            true => format!("{why}; it is rescued: {RESCUED_OFF}"),
             false => why,
         });
         let reason = told.or_else(|| {

@@ -216,6 +216,10 @@ pub enum Wish {
     Set(Change),
 }
 
+/// What helps one that is rescued and does not run.
+pub const RESCUED_OFF: &str =
+    "`eschedule start` boots its rescue disk again, `eschedule unrescue` its own disk";
+
 /// Why what is asked of machines is not asked of a volume.
 pub const IS_VOLUME: &str = "it is a volume: `eschedule volume --help` tells what can be asked of one";
 
@@ -382,8 +386,6 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
     const RESUME: &str = "; `eschedule resume` lets it go on";
     const START: &str = "; `eschedule start` starts it";
     const UNRESCUE: &str = "; `eschedule unrescue` boots it from its own disk again";
-    const RESCUED_OFF: &str =
-        "; `eschedule start` boots its rescue disk again, `eschedule unrescue` its own disk";
     const OWN: &str = " and boots from its own disk";
     const VERIFY: &str =
         "; `eschedule resize --confirm` lets it be so, `eschedule resize --revert` goes back";
@@ -416,7 +418,7 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Reboot(0), S::Rebuilding | S::Resizing) => wish(Power::Running, 0, true),
         (Verb::Reboot(_), S::Rebooting) => already(),
         (Verb::Reboot(_), S::Stopped) => refuse(START),
-        (Verb::Reboot(_), S::RescuedOff) => refuse(RESCUED_OFF),
+        (Verb::Reboot(_), S::RescuedOff) => refuse(&format!("; {RESCUED_OFF}")),
         (Verb::Reboot(_), S::Paused) => refuse(UNPAUSE),
 
         (Verb::Pause, S::Running) => to(Power::Paused),

@@ -292,6 +292,7 @@ async fn while_libvirt_hangs_all_who_ask_what_guests_use_are_told_so_soon_and_by
     let (node, hypervisor) = node_on().await;
     node.begin();
     node.until("it is told", async || node.get("/usage").await.0 == StatusCode::OK).await;
+    // Till then what was told is told on.
     sleep(Duration::from_secs(1)).await;
     hypervisor.hang(Operation::Usage);
     let (before, begun) = (hypervisor.calls(Operation::Usage), std::time::Instant::now());

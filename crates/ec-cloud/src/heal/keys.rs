@@ -10,21 +10,19 @@ use ec_store::{Compare, KeyValue, Txn};
 use super::{Healed, NOT_ALIVE, Outcome, Planned, with_group, with_name, written};
 use crate::{Cloud, CloudResult, schedule::not_understood};
 
-/// The keys that go with a record.
-fn keys_of(cloud: &Cloud, record: &Instance) -> Vec<String> {
+/// What a record says that it has, in words, and the key by which others know.
+fn borne(cloud: &Cloud, record: &Instance) -> Vec<(String, String)> {
     let keys = &cloud.keys;
-    let named =
-        record.name.as_ref().map(|name| keys.name(record.kind, &record.project, name, record.instance));
-    named.into_iter().chain(keys.membership(record)).collect()
+    let named = record.name.as_ref().map(|name| {
+        (format!("its name `{name}`"), keys.name(record.kind, &record.project, name, record.instance))
+    });
+    let placed = record.group.as_ref().zip(keys.membership(record));
+    let placed = placed.map(|(group, key)| (format!("its place in the group `{group}`"), key));
+    named.into_iter().chain(placed).collect()
 }
 
-/// Of what is lost, in words.
-fn lost(record: &Instance, lacks: impl Fn(&str) -> bool, keys: &[String]) -> Option<String> {
-    let named = record.name.as_ref().map(|name| format!("its name `{name}`"));
-    let placed = record.group.as_ref().map(|group| format!("its place in the group `{group}`"));
-    let of = named.into_iter().chain(placed).zip(keys);
-    let lost: Vec<String> = of.filter(|(_, key)| lacks(key)).map(|(what, _)| what).collect();
-    (!lost.is_empty()).then(|| format!("etcd lacks {}", lost.join(" and ")))
+fn etcd_lacks(lost: &[String]) -> String {
+    format!("etcd lacks {}", lost.join(" and "))
 }
 
 /// Those that are asked for by these keys of requests, and have such a record.
@@ -48,14 +46,18 @@ pub(super) async fn keyless(cloud: &Cloud, requests: &[String]) -> CloudResult<V
         let Some(node) = record.node().filter(|node| requested.contains(&(*node, record.instance))) else {
             continue;
         };
-        let Some(why) = lost(&record, |key| !there.contains(key), &keys_of(cloud, &record)) else { continue };
+        let lost = borne(cloud, &record).into_iter().filter(|(_, key)| !there.contains(key));
+        let lost: Vec<String> = lost.map(|(what, _)| what).collect();
+        if lost.is_empty() {
+            continue;
+        }
         // It may have been renamed or destroyed since.
         let now = cloud.store.get(&pair.key).await?.0;
         if now.is_none_or(|now| now.mod_revision != pair.mod_revision) {
             continue;
         }
         let Instance { instance, name, project, .. } = record;
-        let left = Healed::left(node, instance, None, why);
+        let left = Healed::left(node, instance, None, etcd_lacks(&lost));
         all.push(Healed { name, project: Some(project), outcome: Outcome::Lost, ..left });
     }
     Ok(all)
@@ -72,15 +74,15 @@ pub(super) async fn plan(
     let (mut request, mut doc) =
         (Doc::<Request>::decode(&asked.value)?, Doc::<Instance>::decode(&recorded.value)?);
     let before = doc.record.clone();
-    let mut lacks = Vec::new();
-    for key in keys_of(cloud, &before) {
+    let mut lost = Vec::new();
+    for (what, key) in borne(cloud, &before) {
         if cloud.store.get(&key).await?.0.is_none() {
-            lacks.push(key);
+            lost.push(what);
         }
     }
     let of = request.record.clone();
     let is_placed = before.assigned.is_some_and(|at| (at.node, at.epoch) == (node, of.epoch));
-    if lacks.is_empty() || of.desired != Desired::Active || !is_placed || of.instance != before.instance {
+    if lost.is_empty() || of.desired != Desired::Active || !is_placed || of.instance != before.instance {
         return Ok(Planned::Nothing);
     }
     let left = |why: String| Ok(Planned::Left(Healed::left(node, before.instance, Some(&of), why)));
@@ -99,9 +101,8 @@ pub(super) async fn plan(
     let of_project = Cloud { project: before.project.clone(), ..cloud.clone() };
     let txn = with_name(&of_project, Some(&before), &mut brought, looks, txn).await?;
     let txn = with_group(&of_project, node, Some(&before), &mut brought, txn).await?;
-    brought.notes.extend(
-        lost(&before, |key| lacks.iter().any(|lacked| lacked == key), &keys_of(cloud, &before))
-            .filter(|_| looks),
-    );
+    if looks {
+        brought.notes.push(etcd_lacks(&lost));
+    }
     written(cloud, node, brought, asked.key.clone(), txn).await
 }
