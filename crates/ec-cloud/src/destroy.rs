@@ -138,7 +138,11 @@ pub(crate) async fn destroy_as(
 ) -> CloudResult<Doomed> {
     let mut unheard = Unheard::default();
     let doomed = destroy_heard(cloud, kind, instance, chosen, &mut unheard).await;
-    doomed.map_err(|error| unheard.doubt(error))
+    doomed.map_err(|error| match error {
+        // That was what was asked for.
+        CloudError::NotFound(_) => error,
+        error => unheard.doubt(error),
+    })
 }
 
 /// The same; with what of it was not heard of.

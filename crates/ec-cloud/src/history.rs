@@ -115,12 +115,15 @@ impl<T> Unheard<T> {
 
     /// What is told where it is refused by now: what was asked before may have been written, or be so yet.
     pub(crate) fn doubt(&self, error: CloudError) -> CloudError {
-        match error {
-            CloudError::Refused(why) if !self.0.is_empty() => CloudError::Unavailable(format!(
-                "etcd did not answer whether it was asked for, and by now it is refused: {why}; look at it before you ask again"
-            )),
-            error => error,
-        }
+        let why = match error {
+            CloudError::Refused(why) if !self.0.is_empty() => format!("it is refused: {why}"),
+            // It may be gone with all that was asked of it.
+            CloudError::NotFound(why) | CloudError::Busy(why) if !self.0.is_empty() => why,
+            error => return error,
+        };
+        CloudError::Unavailable(format!(
+            "etcd did not answer whether it was asked for, and by now {why}; look at it before you ask again"
+        ))
     }
 }
 

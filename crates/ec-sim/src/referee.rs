@@ -4,6 +4,7 @@
 mod answers;
 mod catalog;
 mod demands;
+pub(crate) mod denied;
 mod ends;
 mod fences;
 mod groups;
@@ -202,6 +203,10 @@ pub(crate) struct Referee {
     sealed_guests: BTreeSet<InstanceId>,
     /// At which seconds nodes were not alive.
     missed: BTreeMap<NodeId, Vec<u64>>,
+    /// In how many transactions each wrote requests or records.
+    asked: BTreeMap<Actor, u64>,
+    /// How often something was written by which room is found.
+    room_changes: u64,
     /// What lets somebody in to look at a guest, and by which wish.
     words: BTreeMap<String, (InstanceId, u64)>,
     /// Groups that had a member.
@@ -477,6 +482,7 @@ impl Referee {
             let keys = txn.then.iter().map(Op::key);
             deeds.extend(keys.filter_map(|key| Some((of(key)?, format!("{actor} wrote {key}")))));
         }
+        self.count_asked(world, actor, txn);
         self.look_at_demands(world, actor, txn, before, late);
         self.look_at_wish(world, actor, txn, before);
         for (op, old) in txn.then.iter().zip(before) {
@@ -509,6 +515,7 @@ impl Referee {
                 self.look_at_reserve(world, actor, key);
             }
         }
+        self.look_at_room(world, txn);
         if txn.then.iter().any(|op| op.key().starts_with(PLACEMENT)) {
             self.look_at_placement(world, txn, before);
         }

@@ -16,7 +16,10 @@ use crate::{
     door::Door,
     fashion::{Fashion, an_image},
     life::Life,
-    referee::said::{Standing, moment},
+    referee::{
+        denied::Rooms,
+        said::{Asking, Standing, moment},
+    },
     replica::ADMIN,
     volumes,
     way::Way,
@@ -375,7 +378,13 @@ pub(crate) async fn place(
             ask = ask.within(Joining::new(cloud, group).await.map_err(|error| error.to_string())?);
         }
         let wanted = Wanted::new(ask, &guest).map_err(|error| error.to_string())?;
-        match schedule(cloud, &wanted, stop).await {
+        let stood = Rooms::of(world);
+        let told = schedule(cloud, &wanted, stop).await;
+        // Where what it boots from lies is no question of room.
+        if matches!(told, Ok(Err(_))) && boot.is_none() {
+            world.judge(|referee, world| referee.denied(world, actor, &stood, &query, group));
+        }
+        match told {
             Ok(Ok(placed)) => Ok(placed),
             Ok(Err(none)) if !none.left_out.is_empty() => Err("no room that the group leaves".to_owned()),
             Ok(Err(_)) => Err("no room".to_owned()),
@@ -418,7 +427,10 @@ pub(crate) async fn doom(
     world.log(actor, format!("destroy {instance}"));
     // From here on it may arrive.
     world.judge(|referee, _| referee.wished_away(instance));
-    doomed(world, actor, instance, destroy(cloud, instance).await)
+    let asking = Asking::by(world, actor);
+    let told = destroy(cloud, instance).await;
+    asking.ended(world, "destroy", &told);
+    doomed(world, actor, instance, told)
 }
 
 /// The same of what was called so when somebody looked.
@@ -492,7 +504,9 @@ pub(crate) async fn wish(
     let since = world.elapsed();
     let stood = Standing::of(world, instance);
     let done = async {
+        let asking = Asking::by(world, actor);
         let acted = act(cloud, instance, verb).await;
+        asking.answered(world, verb.name(), acted.as_ref().map(|acted| acted.already.is_none()));
         world.judge(|referee, world| {
             referee.acted(world, (actor, verb), instance, stood.as_ref(), &acted);
         });

@@ -8,13 +8,13 @@ use ec_cloud::{
     create_volume, delete_volume, detach, extend_volume, find_placed, let_go, move_volume, node_to_come_to,
     restore_snapshot, restore_volume, snapshot_of, until_active, until_done, volumes,
 };
-use ec_model::{CopyOf, ImageId, ImageRef, InstanceId, NodeId, Status, decode};
+use ec_model::{CopyOf, ImageId, ImageRef, InstanceId, NodeId, ResourceQuery, Status, decode};
 use ec_plan::verbs::Verb;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
     door::content,
-    referee::restored_of,
+    referee::{denied::Rooms, restored_of, said::Asking},
     user::{acknowledged, await_active, image, someone, told},
     world::{Actor, World},
 };
@@ -177,6 +177,7 @@ pub(crate) async fn make(
 ) -> Result<Scheduled, String> {
     let of = order.copy_of.map(|of| format!(", a copy of {of}")).unwrap_or_default();
     world.log(actor, format!("create volume {}{of}", order.name.unwrap_or("without a name")));
+    let stood = Rooms::of(world);
     let made = async {
         let node = match order.near {
             Some(instance) => Some(find_placed(cloud, instance).await?.node),
@@ -196,7 +197,15 @@ pub(crate) async fn make(
         };
         create_volume(cloud, &new, stop).await
     };
-    answered(world, actor, made.await)
+    let made = made.await;
+    if matches!(made, Ok(Err(_)))
+        && order.near.is_none()
+        && order.copy_of.is_none()
+        && let Ok(query) = ResourceQuery::parse(&format!("resources=DISK_GB:{}", order.size_gb))
+    {
+        world.judge(|referee, world| referee.denied(world, actor, &stood, &query, None));
+    }
+    answered(world, actor, made)
 }
 
 /// Asks for a snapshot of an instance; where it is.
@@ -251,7 +260,10 @@ pub(crate) async fn restore(
     world.log(actor, format!("restore {volume} as a copy of {}", image.url));
     let verb = Verb::Rebuild(Some(image.clone()));
     world.judge(|referee, _| referee.wished(volume, &verb));
-    let acted = told(world, actor, restore_volume(cloud, volume, image).await)?;
+    let asking = Asking::by(world, actor);
+    let acted = restore_volume(cloud, volume, image).await;
+    asking.answered(world, "restore", acted.as_ref().map(|acted| acted.already.is_none()));
+    let acted = told(world, actor, acted)?;
     if let Some(Awaited::Rebuild(wished_at)) = acted.awaited {
         world.judge(|referee, _| referee.rebuild_acknowledged(volume, wished_at));
     }
@@ -336,7 +348,11 @@ pub(crate) async fn give(
     {
         go(world, actor, cloud, volume, node, true).await?;
     }
-    let attached = told(world, actor, attach(cloud, volume, instance, None).await)?;
+    let asking = Asking::by(world, actor);
+    let attached = attach(cloud, volume, instance, None).await;
+    // What it is to have already is waited for as if it were asked for now; so with what it is to have no more.
+    asking.answered(world, "attach", attached.as_ref().map(|_| false));
+    let attached = told(world, actor, attached)?;
     follow(world, actor, cloud, &attached, wait).await
 }
 
@@ -351,7 +367,10 @@ pub(crate) async fn go(
 ) -> Result<(), String> {
     world.log(actor, format!("move {volume} to {node}"));
     world.judge(|referee, _| referee.moves(volume));
-    let moved = told(world, actor, move_volume(cloud, volume, node).await)?;
+    let asking = Asking::by(world, actor);
+    let moved = move_volume(cloud, volume, node).await;
+    asking.answered(world, "move", moved.as_ref().map(|_| false));
+    let moved = told(world, actor, moved)?;
     world.log(actor, "is told: it goes there");
     if wait {
         told(world, actor, until_active(cloud, moved.node, volume, PATIENCE, |_| {}).await)?;
@@ -370,7 +389,10 @@ pub(crate) async fn take(
     wait: bool,
 ) -> Result<(), String> {
     world.log(actor, format!("detach {volume}"));
-    match told(world, actor, detach(cloud, volume, from).await)? {
+    let asking = Asking::by(world, actor);
+    let detached = detach(cloud, volume, from).await;
+    asking.answered(world, "detach", detached.as_ref().map(|_| false));
+    match told(world, actor, detached)? {
         Some(detached) => follow(world, actor, cloud, &detached, wait).await?,
         None => world.log(actor, "is told: nobody has it"),
     }
@@ -413,7 +435,10 @@ pub(crate) async fn extend(
     world.log(actor, format!("extend {volume} to {size_gb} GB"));
     // From here on it may arrive.
     world.judge(|referee, _| referee.extended(volume));
-    let acted = told(world, actor, extend_volume(cloud, volume, size_gb).await)?;
+    let asking = Asking::by(world, actor);
+    let acted = extend_volume(cloud, volume, size_gb).await;
+    asking.answered(world, "extend", acted.as_ref().map(|acted| acted.already.is_none()));
+    let acted = told(world, actor, acted)?;
     world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));
     if let Some(ec_cloud::Awaited::Resize(wished_at)) = acted.awaited {
         world.judge(|referee, _| referee.resize_acknowledged(volume, wished_at));
@@ -431,7 +456,9 @@ pub(crate) async fn delete(
     world.log(actor, format!("delete {volume}"));
     // From here on it may arrive.
     world.judge(|referee, _| referee.wished_away(volume));
+    let asking = Asking::by(world, actor);
     let gone = delete_volume(cloud, volume).await;
+    asking.ended(world, "delete", &gone);
     if let Err(CloudError::Refused(_)) = &gone {
         world.judge(|referee, _| referee.spared(volume));
     }

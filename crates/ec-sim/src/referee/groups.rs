@@ -76,7 +76,7 @@ fn has_failed(world: &World, member: &str) -> bool {
 }
 
 /// The placed members of the group of that key, by their records. What nobody asks for, and is no member any more, is none.
-fn members(world: &World, group: &str) -> Vec<Instance> {
+pub(super) fn members(world: &World, group: &str) -> Vec<Instance> {
     let pairs = world.store.content(&world.keys.instances()).pairs;
     let records = pairs.iter().filter_map(|pair| decode::<Instance>(&pair.value).ok());
     let is_of_it = |record: &Instance| {

@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// As a node is marked of which nothing is to be offered.
-const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
+pub(super) const DISABLED: &str = "COMPUTE_STATUS_DISABLED";
 /// Who is marked was not alive for so many seconds at least, of so many before, and not so long ago.
 const MISSED: usize = 20;
 const LATELY: u64 = 400;
@@ -23,7 +23,7 @@ const LAST: u64 = 300;
 /// What a controller gives a node beside DISABLED, which an operator may give, too.
 const DOWN: &str = "CUSTOM_ECOMPUTE_NODE_DOWN";
 
-fn has_trait(record: &[u8], name: &str) -> bool {
+pub(super) fn has_trait(record: &[u8], name: &str) -> bool {
     let record: Value = serde_json::from_slice(record).unwrap_or_default();
     record["traits"].as_array().into_iter().flatten().any(|known| known == name)
 }
@@ -60,7 +60,7 @@ fn count(record: &[u8], used: &mut Used) {
 }
 
 /// So much of a class a provider gives out, by its record.
-fn offered(record: &[u8], class: &str) -> f64 {
+pub(super) fn offered(record: &[u8], class: &str) -> f64 {
     let record: Value = serde_json::from_slice(record).unwrap_or_default();
     let inventory = &record["inventories"][class];
     let number = |field: &str, default: f64| inventory[field].as_f64().unwrap_or(default);
@@ -70,6 +70,15 @@ fn offered(record: &[u8], class: &str) -> f64 {
 /// So much of a class a node gives out, by placement.
 pub(crate) fn offered_by(world: &World, node: NodeId, class: &str) -> f64 {
     content(world, &format!("{PLACEMENT}/providers/{node}")).map_or(0.0, |pair| offered(&pair.value, class))
+}
+
+/// So much of a class is allocated of a provider.
+pub(super) fn used_of(world: &World, provider: NodeId, class: &str) -> u64 {
+    let mut used = Used::new();
+    for pair in world.store.content(&format!("{PLACEMENT}/consumers/")).pairs {
+        count(&pair.value, &mut used);
+    }
+    used.get(&(provider.to_string(), class.to_owned())).copied().unwrap_or(0)
 }
 
 /// Whether each provider has room for what an instance is to have of it, by its capacity alone, beside what all others have; or has it

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ec_cloud::{Acted, CloudError, CloudResult, Verb, View};
 use ec_model::{Instance, InstanceId, Node, NodeId, Record, Request, Status, Workload, decode};
 use ec_plan::verbs::{Verdict, judge, shown};
-use ec_store::{KeyValue, Revision};
+use ec_store::{KeyValue, Revision, Txn};
 
 use super::Referee;
 use crate::{
@@ -80,7 +80,57 @@ pub(crate) fn moment(world: &World) -> (u64, Revision) {
     (world.era(), world.store.revision())
 }
 
+/// Who asks for something, and in how many transactions they had written requests or records before.
+pub(crate) struct Asking {
+    actor: Actor,
+    before: u64,
+}
+
+impl Asking {
+    pub(crate) fn by(world: &World, actor: Actor) -> Self {
+        Self { actor, before: world.judge(|referee, _| referee.asked_by(actor)) }
+    }
+
+    /// The end of something was asked for, and that answered: that it is gone is all that was wanted.
+    pub(crate) fn ended<T>(self, world: &World, what: &str, told: &CloudResult<T>) {
+        if !matches!(told, Err(CloudError::NotFound(_))) {
+            self.answered(world, what, told.as_ref().map(|_| false));
+        }
+    }
+
+    /// What they asked was answered so: whether it is written now, or was so before.
+    pub(crate) fn answered(self, world: &World, what: &str, told: Result<bool, &CloudError>) {
+        use CloudError::{Busy, Interrupted, Invalid, NotFound, Refused, Unreadable};
+        world.judge(|referee, _| {
+            let wrote = referee.asked_by(self.actor) > self.before;
+            let wrong = match told {
+                Ok(true) if !wrote => "it is written, and nothing was".to_owned(),
+                // Whoever is told no more than that goes by it.
+                Err(
+                    why @ (Busy(_) | Interrupted | Invalid(_) | NotFound(_) | Refused(_) | Unreadable(_)),
+                ) if wrote => {
+                    format!("{why}, and it was written")
+                }
+                Ok(_) | Err(_) => return,
+            };
+            referee.found(format!("{} asked to {what} and was told: {wrong}", self.actor));
+        });
+    }
+}
+
 impl Referee {
+    fn asked_by(&self, actor: Actor) -> u64 {
+        self.asked.get(&actor).copied().unwrap_or_default()
+    }
+
+    pub(super) fn count_asked(&mut self, world: &World, actor: Actor, txn: &Txn) {
+        let is_of_wish =
+            |key: &str| world.keys.parse_request(key).is_ok() || world.keys.parse_instance(key).is_ok();
+        if txn.then.iter().any(|op| is_of_wish(op.key())) {
+            *self.asked.entry(actor).or_default() += 1;
+        }
+    }
+
     /// A user asked this of an instance that stood so, and was told that.
     pub(crate) fn acted(
         &mut self,

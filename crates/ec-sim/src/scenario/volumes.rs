@@ -69,7 +69,7 @@ pub(super) const ALL: &[Scenario] = &[
     ),
     Scenario::new(
         "volume-kept-by-a-guest-of-which-an-older-etcd-knows-none",
-        "an etcd is put back to before a guest was given its volume, and the guest does not let go of it for a while: it is told to have it",
+        "an etcd is put back to before a guest was given its volume, and another is to have it: the first keeps it until it is stopped",
         |stage| Box::pin(kept_unknown(stage)),
     ),
     Scenario::new(
@@ -209,7 +209,7 @@ pub(super) const ALL: &[Scenario] = &[
     .on_shared_storage(),
     Scenario::new(
         "volume-in-an-older-etcd",
-        "etcd is put back to before an attachment: the guest lets go of the volume, as it is wanted then, and can be given it again",
+        "etcd is put back to before an attachment: the guest that runs keeps the volume, is told to, and is given it again, with which nothing is done to it",
         |stage| Box::pin(older_etcd(stage)),
     ),
     Scenario::new(
@@ -991,21 +991,35 @@ fn is_defined_with(stage: &Stage, guest: InstanceId, volume: InstanceId) -> bool
         .any(|(instance, [defined, _])| instance == guest && defined.iter().any(|has| has.volume == volume))
 }
 
+/// Whether a guest has a volume that it is not to have by this etcd, and that is told.
+fn keeps(stage: &Stage, guest: InstanceId, volume: InstanceId) -> bool {
+    let told = stage.sight(guest).status.clone();
+    let is_told = told.is_some_and(|told| {
+        told.volumes.iter().any(|has| has.volume == volume)
+            && told.volumes_failed.is_some_and(|why| why.contains("it keeps"))
+    });
+    is_told && has(stage, guest, volume)
+}
+
 async fn kept_unknown(stage: Stage) {
     let guests = [stage.ready("web").await, stage.ready("db").await];
     let volume = near(&stage, guests[0]).await;
     stage.pass(5).await;
     let before = stage.back_up();
     given(&stage, volume, guests[0]).await;
-    stage.world.snag("n1", "hypervisor SetVolumes i1", Fate::IsRefused(0), 3);
     stage.restore(&before);
-    stage.pass(10).await;
-    let told = stage.sight(guests[0]).status.clone();
-    let is_told = told.is_some_and(|told| told.volumes.iter().any(|has| has.volume == volume));
-    stage.demand(is_told && has(&stage, guests[0], volume), "it is told to have what it has").await;
-    stage.until(guests[0], "without it", |is| is.is_well() && !has(&stage, guests[0], volume)).await;
-    stage.pass(5).await;
-    given(&stage, volume, guests[1]).await;
+    stage.pass(120).await;
+    stage.demand(keeps(&stage, guests[0], volume), "it keeps what it has, and that is told").await;
+    let given = stage.user(1).attaches(volume, guests[1]).await.err();
+    let is_told = given.is_some_and(|why| why.contains("has volume"));
+    stage
+        .demand(is_told && !has(&stage, guests[1], volume), "another does not get it, and is told why")
+        .await;
+    stage.demand(stage.user(1).wish(guests[0], &Verb::Stop(0)).await.is_ok(), "the first is stopped").await;
+    stage
+        .until(guests[0], "stopped without it", |is| is.is(State::Stopped) && !has(&stage, guests[0], volume))
+        .await;
+    stage.until(guests[1], "with it", |is| is.is_well() && has(&stage, guests[1], volume)).await;
 }
 
 /// The number of the node, of two, that a volume is not on.
@@ -1293,12 +1307,20 @@ async fn older_etcd(stage: Stage) {
     let volume = near(&stage, guest).await;
     let before = stage.back_up();
     given(&stage, volume, guest).await;
+    let set = || stage.node(1).hypervisor.effects(Operation::SetVolumes, guest);
+    let done = set();
     stage.restore(&before);
     stage.pass(120).await;
-    stage.until_well(guest).await;
-    stage.demand(!has(&stage, guest, volume), "it has what is wanted there").await;
+    stage.demand(keeps(&stage, guest, volume), "it keeps what it has, and that is told").await;
+    stage.kill(1);
+    stage.pass(60).await;
+    stage.start(1);
+    stage.pass(60).await;
+    stage.demand(keeps(&stage, guest, volume), "also by an agent that was not there before").await;
     given(&stage, volume, guest).await;
     stage.until_well(guest).await;
+    stage.demand(set() == done, "and nothing was done to it").await;
+    taken(&stage, volume, guest).await;
 }
 
 async fn healed(stage: Stage) {
