@@ -512,12 +512,13 @@ const IN_THE_WAY: jiff::SignedDuration = jiff::SignedDuration::from_mins(1);
 const RESTORED: &str = "etcd was restored or emptied: `eschedule heal` brings back what their nodes know";
 
 /// What instances can need somebody for, and what is to be done then.
-const ILLS: [(&str, &str); 5] = [
+const ILLS: [(&str, &str); 6] = [
     ("in ERROR", "`eschedule show` tells why"),
     ("run, and no request speaks of them", RESTORED),
     ("cannot be told of", "`eschedule show` tells why"),
     ("on their way for long", "`eschedule explain` tells what they wait for"),
     ("kept from what is being done, which is tried again", "`eschedule show` tells by what"),
+    ("without the volumes that they are to have, or with others", "`eschedule show` tells why"),
 ];
 
 /// Which of [`ILLS`] an instance has.
@@ -531,15 +532,23 @@ fn ill(view: &View, now: Timestamp) -> Option<usize> {
         state if view.node_alive && mood(state) == Some(Mood::UnderWay) => {
             // What was asked for a moment ago is told by nobody yet.
             let since = if state == "SCHEDULED" { view.created_at } else { view.since };
-            let (time, fails) =
-                (now.duration_since(since?), view.reason.as_ref().is_some_and(|why| why.ends_with(AGAIN)));
-            match fails {
+            let time = now.duration_since(since?);
+            match is_tried_again(view) {
                 true => (time > IN_THE_WAY).then_some(4),
                 false => (time > ON_ITS_WAY).then_some(3),
             }
         }
+        _ if view.node_alive && is_tried_again(view) => {
+            (now.duration_since(view.since?) > IN_THE_WAY).then_some(4)
+        }
+        _ if view.node_alive && view.volumes_failed => Some(5),
         _ => None,
     }
+}
+
+/// Whether it is told that something is in the way of what is being done: with the state, or beside one that it is no part of.
+fn is_tried_again(view: &View) -> bool {
+    [&view.reason, &view.doing].into_iter().flatten().any(|why| why.ends_with(AGAIN))
 }
 
 /// That these need somebody, where there are any.

@@ -149,6 +149,7 @@ pub(crate) fn view(all: bool) -> View {
         reason: None,
         resources: BTreeMap::new(),
         since: None,
+        volumes_failed: false,
         doing: Some("d".to_owned()),
         request_id: record.request_id.filter(|_| all),
         record: all.then(|| Box::new(record)),

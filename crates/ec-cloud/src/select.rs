@@ -334,6 +334,7 @@ mod tests {
             reason: None,
             resources: BTreeMap::new(),
             since: None,
+            volumes_failed: false,
             doing: None,
             request_id: None,
             record: None,

@@ -59,6 +59,9 @@ pub struct View {
     /// Since when it has been in this state, where its agent tells that.
     #[serde(skip)]
     pub since: Option<Timestamp>,
+    /// Whether its agent tells why it has not the volumes that it is to have.
+    #[serde(skip)]
+    pub volumes_failed: bool,
     /// What its agent is about with it, or waits for, while it is on its way.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub doing: Option<String>,
@@ -146,6 +149,7 @@ impl View {
             doing: doing(request, is),
             resources: request.and_then(|r| Some(r.spec.as_ref()?.resources.clone())).unwrap_or_default(),
             since,
+            volumes_failed: status.is_some_and(|status| status.volumes_failed.is_some()),
             request_id: None,
             record: None,
             request: None,
@@ -264,6 +268,7 @@ impl View {
             doing: None,
             resources: Resources::new(),
             since: None,
+            volumes_failed: false,
             request_id: None,
             record: None,
             request: None,

@@ -76,6 +76,10 @@ pub fn attach(volume: Sides<'_>, machine: Sides<'_>, device: Option<&str>) -> Re
         return Err(format!("the volume lies on the storage of {node}, where the instance is not"));
     }
     there(volume.status)?;
+    // One that its guest has all the same stays where that has it.
+    let had = machine.status.and_then(|told| told.volumes.iter().find(|has| has.volume == wanted));
+    let is_free = |device: &&str| machine.record.volumes.iter().all(|has| has.device != *device);
+    let device = device.or_else(|| had.map(|has| &*has.device).filter(is_free));
     Ok(Attach::Do(Attachment { volume: wanted, device: taken_as(machine, device)? }))
 }
 

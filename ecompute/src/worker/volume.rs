@@ -4,7 +4,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use ec_hypervisor::HypervisorError::{Busy, Failed, NotNow, TimedOut};
 use ec_metadata::InstanceRecord;
-use ec_model::{Attachment, Handover, Rebuilt, Resized, State, Status};
+use ec_model::{Attachment, Handover, Instance, Rebuilt, Resized, RunState, State, Status, decode};
 use ec_plan::{
     RecordFacts,
     engine::{Change, Held},
@@ -175,6 +175,10 @@ impl Worker {
         let wanted = self.wanted_volumes();
         // A definition of before the first start has some of which was not told, and an older etcd knows of none that it was given since.
         let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
+        let kept = self.not_to_be_taken(&wanted, &has).await?;
+        if !kept.is_empty() {
+            return self.set_beside(wanted, kept, &has).await;
+        }
         let old = self.told()?.volumes.iter().cloned();
         let either: BTreeSet<Attachment> = old.chain(wanted.iter().cloned()).chain(has).collect();
         let either: Vec<Attachment> = either.into_iter().collect();
@@ -195,6 +199,73 @@ impl Worker {
             }
             Err(error) => Err(error.into()),
         }
+    }
+
+    /// What a guest that is up, or that goes on from saved memory, has and is not to have, and was never given by this etcd: one that
+    /// was put back to before that, say. Taken away it would be under the file systems that the guest has there, and nobody asked for
+    /// that; whoever takes a volume from a guest finds it given.
+    async fn not_to_be_taken(
+        &self,
+        wanted: &[Attachment],
+        has: &[Attachment],
+    ) -> Result<Vec<Attachment>, Stop> {
+        let instance = self.job.instance;
+        let surplus: Vec<&Attachment> =
+            has.iter().filter(|has| wanted.iter().all(|wanted| wanted.volume != has.volume)).collect();
+        if surplus.is_empty() {
+            return Ok(Vec::new());
+        }
+        let domain = self.parts.hypervisor.observe(instance).await?.domain;
+        if !matches!(domain, Some(RunState::Running | RunState::Paused(_) | RunState::Saved)) {
+            return Ok(Vec::new());
+        }
+        let mut kept = Vec::new();
+        for has in surplus {
+            let key = self.parts.settings.keys.instance(has.volume);
+            let record = self.parts.store.get(&key).await?.0;
+            let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
+            if record.and_then(|record| record.attached) != Some(instance) {
+                kept.push(has.clone());
+            }
+        }
+        Ok(kept)
+    }
+
+    /// Gives it what it is to have beside these, which it keeps, and tells so.
+    async fn set_beside(
+        &mut self,
+        mut all: Vec<Attachment>,
+        kept: Vec<Attachment>,
+        has: &[Attachment],
+    ) -> Result<(), Stop> {
+        let instance = self.job.instance;
+        let named = |has: &Attachment| format!("volume {} as {}", has.volume, has.device);
+        let mut why = format!(
+            "it keeps {}, which this etcd does not know to be given to it: `eschedule volume attach {} {instance}` says that it has it; \
+             it is taken from it once it does not run",
+            kept.iter().map(named).collect::<Vec<_>>().join(", "),
+            kept.first().map_or_else(String::new, |has| has.volume.to_string()),
+        );
+        all.extend(kept);
+        all.sort();
+        if has.iter().collect::<BTreeSet<_>>() != all.iter().collect::<BTreeSet<_>>() {
+            self.touched_hypervisor = true;
+            if let Err(error) = self.parts.hypervisor.set_volumes(instance, &all).await {
+                why = format!("{error}; {why}");
+                all.extend(has.iter().cloned());
+                all.sort();
+                all.dedup();
+            }
+        }
+        self.done.push(Change::VolumesFailed);
+        let told = self.told()?;
+        let is_told =
+            !told.volumes_changing && told.volumes == all && told.volumes_failed.as_ref() == Some(&why);
+        if is_told {
+            return Ok(());
+        }
+        tracing::warn!(why, "it has other volumes than it is to have");
+        self.tell_volumes(Volumes::Failed(all, why)).await
     }
 
     /// Tells that it has the volumes that it is to have.

@@ -173,6 +173,16 @@ fn instances_that_need_somebody_are_told_by_name_some_of_them() {
     bad(&of_instances(&[failing(2)], now)[1..], Level::Warning, "which is tried again: vm0");
     bad(&of_instances(&[failing(20)], now)[1..], Level::Warning, "which is tried again: vm0");
     assert_eq!(levels(&of_instances(&[failing(1)], now)), [Level::Ok], "it may have been a moment");
+    let held_up = View { reason: None, doing: failing(2).reason, ..view(0, "STARTING", 2) };
+    bad(&of_instances(&[held_up], now)[1..], Level::Warning, "which is tried again: vm0");
+    let beside = View { doing: failing(2).reason, ..view(0, "ACTIVE", 2) };
+    bad(&of_instances(&[beside], now)[1..], Level::Warning, "which is tried again: vm0");
+    let with_others = View { volumes_failed: true, ..view(0, "ACTIVE", 2) };
+    bad(
+        &of_instances(&[with_others], now)[1..],
+        Level::Warning,
+        "volumes that they are to have, or with others: vm0",
+    );
     let untold = View { since: None, ..view(0, "DESTROYING", 16) };
     assert_eq!(levels(&of_instances(&[untold], now)), [Level::Ok], "its agent has yet to hear of it");
     let dead = View { node_alive: false, ..view(0, "SCHEDULED", 16) };

@@ -71,6 +71,7 @@ fn view(number: u128, name: &str, state: State, node: u128) -> View {
         reason: (state == State::Error).then(|| "no\nimage".to_owned()),
         resources: [("VCPU".to_owned(), 1), ("MEMORY_MB".to_owned(), 512)].into(),
         since: None,
+        volumes_failed: false,
         doing: None,
         request_id: None,
         record: None,
