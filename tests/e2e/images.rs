@@ -190,7 +190,7 @@ async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> 
     let secret = tempfile::NamedTempFile::new()?;
     fs::write(secret.path(), "secret\n")?;
     let store = format!(
-        "{{url: \"s3://images/of/ours\", endpoint: \"{}\", region: r, access_key: key, secret_key_file: {}}}",
+        "{{url: \"s3://images/of ours/ä\", endpoint: \"{}\", region: r, access_key: key, secret_key_file: {}}}",
         s3.endpoint(),
         secret.path().display()
     );
@@ -204,17 +204,22 @@ async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> 
         anyhow::ensure!(output.status.success(), "{arguments:?}: {output:?}");
         Ok(String::from_utf8(output.stdout)?)
     };
+    // As others see the keys that are there.
+    let objects = async || s3.objects("images", "of ours/ä/").await;
     run(&["image", "add", "tiny", &tiny_image().display().to_string()])?;
     // Larger than one part, so that it goes in several.
     let large = stack.directory().join("large.img");
     fs::File::create(&large)?.set_len(40 << 20)?;
     run(&["image", "add", "large", &large.display().to_string()])?;
-    assert_eq!(s3.objects("images").await?, 2);
+    assert_eq!(objects().await?, 2);
     let instance = stack.schedule(&["tiny"])?;
     stack.until_state(instance, State::Active).await?;
     // Nothing is read of a bucket but what lies in the store.
     let shown: serde_json::Value = serde_json::from_str(&run(&["image", "show", "large", "-o", "json"])?)?;
-    assert!(shown["url"].as_str().is_some_and(|url| url.starts_with("s3://images/of/ours/")), "{shown}");
+    assert!(
+        shown["url"].as_str().is_some_and(|url| url.starts_with("s3://images/of%20ours/%C3%A4/")),
+        "{shown}"
+    );
 
     // What an older etcd knows nothing of is told, and so is what somebody took away.
     let looks = |what: &str| -> Result<bool> {
@@ -223,18 +228,18 @@ async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> 
         let found = found.iter().filter(|it| it["part"] == "image store").map(|it| it["found"].as_str());
         Ok(found.flatten().any(|found| found.contains(what)))
     };
-    assert!(looks("2 images lie at s3://images/of/ours")?);
+    assert!(looks("2 images lie at s3://images/of%20ours/%C3%A4")?);
     let url = shown["url"].as_str().unwrap_or_default();
     let id: ec_model::ImageId = url.rsplit('/').next().unwrap_or_default().parse()?;
     let key = ec_model::Keyspace::default().image(id);
     let record = stack.store.get(&key).await?.0.unwrap_or_else(|| unreachable!("it is there"));
     stack.store.txn(Txn::new().delete(&key)).await?;
-    assert!(looks(&format!("1 lie at s3://images/of/ours, and etcd has no record of them: {id}"))?);
+    assert!(looks(&format!("1 lie at s3://images/of%20ours/%C3%A4, and etcd has no record of them: {id}"))?);
     // As it says, these bytes are taken from there, and what is done to one image is nothing to the other.
     let taken: serde_json::Value =
         serde_json::from_str(&run(&["image", "add", "taken", url, "-o", "json"])?)?;
     assert!(taken["url"] != shown["url"] && taken["sha256"] == shown["sha256"], "{taken}");
-    assert_eq!(s3.objects("images").await?, 3);
+    assert_eq!(objects().await?, 3);
     run(&["image", "delete", "taken"])?;
     stack.store.txn(Txn::new().put(&key, record.value)).await?;
     assert!(looks("2 images lie")?);
@@ -248,11 +253,11 @@ async fn a_guest_boots_from_a_bucket_that_its_node_reads_with_its_own_keys() -> 
     sending.kill()?;
     sending.wait()?;
     run(&["image", "delete", "half"])?;
-    assert_eq!((s3.uploads("images").await?, s3.objects("images").await?), (0, 2));
+    assert_eq!((s3.uploads("images").await?, objects().await?), (0, 2));
     for name in ["tiny", "large"] {
         run(&["image", "delete", name])?;
     }
-    assert_eq!(s3.objects("images").await?, 0);
+    assert_eq!(objects().await?, 0);
     // A bucket that is not there, and one that does not answer.
     s3.end();
     let output = stack.eschedule(&["image", "add", "late", &tiny_image().display().to_string()])?;

@@ -47,9 +47,9 @@ impl S3 {
         format!("http://127.0.0.1:{}", self.port)
     }
 
-    /// How many objects a bucket has.
-    pub async fn objects(&self, bucket: &str) -> Result<usize> {
-        self.count(&format!("{bucket}?list-type=2"), "<Contents>").await
+    /// How many objects a bucket has whose keys begin so.
+    pub async fn objects(&self, bucket: &str, prefix: &str) -> Result<usize> {
+        self.count(&format!("{bucket}?list-type=2&prefix={prefix}"), "<Contents>").await
     }
 
     /// How many objects are being sent to it in parts.

@@ -151,7 +151,7 @@ pub struct ImageStore {
 #[derive(Debug, Clone)]
 pub(super) enum Place {
     Directory(PathBuf),
-    S3 { s3: Arc<AmazonS3>, prefix: String, url: String },
+    S3 { s3: Arc<AmazonS3>, prefix: Key, url: String },
 }
 
 impl ImageStore {
@@ -345,8 +345,7 @@ impl ImageStore {
                 Ok(entries.iter().filter_map(|entry| of_name(entry.file_name().to_str()?)).collect())
             }
             Place::S3 { s3, prefix, url } => {
-                let below = (!prefix.is_empty()).then(|| Key::from(prefix.as_str()));
-                let listed = s3.list_with_delimiter(below.as_ref());
+                let listed = s3.list_with_delimiter(Some(prefix));
                 let listed = answered(url, "list objects", SILENCE, listed).await?;
                 Ok(listed.objects.iter().filter_map(|object| of_name(object.location.filename()?)).collect())
             }
@@ -419,8 +418,8 @@ pub(super) fn part(directory: &Path, name: &str) -> PathBuf {
     directory.join(format!("{name}{PART}"))
 }
 
-pub(super) fn key(prefix: &str, name: &str) -> Key {
-    Key::from_iter(prefix.split('/').filter(|segment| !segment.is_empty()).chain([name]))
+pub(super) fn key(prefix: &Key, name: &str) -> Key {
+    prefix.clone().join(name)
 }
 
 /// What S3 says, where it says anything within that time.

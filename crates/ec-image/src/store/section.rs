@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use ec_model::ImageId;
+use object_store::path::Path as Key;
 use serde::Deserialize;
 use url::Url;
 
@@ -44,7 +45,8 @@ pub(super) struct S3Settings {
     /// In the form that URLs have: agents of an earlier release know an object for one of the store by its text.
     pub(super) url: String,
     pub(super) bucket: String,
-    pub(super) prefix: String,
+    /// Below which objects are, as a bucket knows it: no URL's escapes are in it.
+    pub(super) prefix: Key,
     pub(super) endpoint: Option<String>,
     pub(super) region: Option<String>,
     pub(super) keys: Option<(String, PathBuf)>,
@@ -136,10 +138,13 @@ impl StoreSection {
                 {
                     return Err(format!("endpoint: `{endpoint}` is no URL: wanted http://… or https://…"));
                 }
+                let segments: Vec<&str> = url.path().split('/').filter(|part| !part.is_empty()).collect();
+                let prefix = Key::from_url_path(segments.join("/"))
+                    .map_err(|error| wrong(&format!("has no prefix for objects ({error})")))?;
                 Ok(Settings::S3(S3Settings {
                     url: url.as_str().trim_end_matches('/').to_owned(),
                     bucket,
-                    prefix: url.path().trim_matches('/').to_owned(),
+                    prefix,
                     endpoint: self.endpoint.clone(),
                     region: self.region.clone(),
                     keys,
@@ -165,7 +170,7 @@ mod tests {
         assert_eq!(StoreSection::default().directory(), Some("/var/lib/ecompute/image-store".into()));
         let Ok(Settings::S3(s3)) = section("s3://bucket/a/b/").settings() else { panic!() };
         assert_eq!(
-            (s3.bucket.as_str(), s3.prefix.as_str(), s3.url.as_str()),
+            (s3.bucket.as_str(), s3.prefix.as_ref(), s3.url.as_str()),
             ("bucket", "a/b", "s3://bucket/a/b")
         );
         for url in ["s3://bucket/a%20b", "s3://Bucket_1/a~b/c", "file:///a b"] {
@@ -214,6 +219,10 @@ mod tests {
                 assert_eq!(image, id.parse().ok(), "{url} in {store}");
             }
         }
+        let Ok(Settings::S3(s3)) = section("s3://bucket/im ages//%C3%A4~").settings() else { panic!() };
+        assert_eq!(s3.prefix.as_ref(), "im ages/ä~", "as others see it there");
+        let error = section("s3://bucket/a%FF").check().unwrap_err();
+        assert!(error.contains("has no prefix for objects"), "{error}");
         let store = section("s3://bucket/a");
         for other in [
             "s3://bucket/a/b",

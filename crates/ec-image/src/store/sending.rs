@@ -254,7 +254,7 @@ mod tests {
         let s3 = Arc::new(bucket::open(&settings, Route::Direct).unwrap());
         for (size, hits) in [(1, 2), (200 * GIB, 1)] {
             let place =
-                Place::S3 { s3: Arc::clone(&s3), prefix: String::new(), url: section.url().to_owned() };
+                Place::S3 { s3: Arc::clone(&s3), prefix: Key::default(), url: section.url().to_owned() };
             let before = server.hits();
             let mut sending = Sending::begin(place, "x".to_owned()).await.unwrap();
             sending.expect(size).unwrap();
