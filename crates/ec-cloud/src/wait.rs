@@ -3,7 +3,8 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_model::{
-    Instance, InstanceId, NodeId, Power, Record, Request, State, Status, Workload, decode, decode_part,
+    BEING_COPIED, Instance, InstanceId, NodeId, Power, Record, Request, State, Status, Workload, decode,
+    decode_part,
 };
 use ec_plan::status::is_started_again;
 use ec_store::{Change, Event, FollowOptions, follow};
@@ -375,6 +376,8 @@ fn with_volume(
         return Ok(None);
     }
     match &status.volumes_failed {
+        // That ends, and then its agent does it.
+        Some(why) if why.contains(BEING_COPIED) => Ok(None),
         Some(why) => Err(CloudError::Elsewhere(format!(
             "instance {instance} has not the volumes that it is to have: {why}; its agent tries it again"
         ))),
@@ -630,6 +633,18 @@ mod tests {
             started_at: started.then_some(Timestamp::UNIX_EPOCH),
             updated_at: Timestamp::UNIX_EPOCH,
         }
+    }
+
+    #[test]
+    fn a_volume_that_is_being_copied_is_waited_for_and_any_other_trouble_is_told() {
+        let instance = InstanceId::new(uuid::Uuid::from_u128(1));
+        let told = |why: &str| {
+            let failed = Status { volumes_failed: Some(why.to_owned()), ..status(State::Active, true, None) };
+            with_volume(instance, 1, instance, false, failed).map(|done| done.is_some())
+        };
+        assert!(!told("vdb is being copied, and is taken from the guest after that").unwrap());
+        let why = told("the guest does not let go of vdb").unwrap_err().to_string();
+        assert!(why.contains("does not let go of vdb; its agent tries it again"), "{why}");
     }
 
     #[test]

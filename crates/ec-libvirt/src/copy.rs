@@ -13,6 +13,7 @@
 
 use std::{
     collections::HashSet,
+    os::unix::fs::MetadataExt,
     path::{Path, PathBuf},
     sync::{
         Arc, Mutex,
@@ -54,6 +55,9 @@ pub(crate) struct Copy {
 /// So long an agent that does not answer is asked to let its guest's file systems go on.
 const TRIES_TO_THAW: Duration = Duration::from_mins(10);
 
+/// Why a copy is not made, or not to its end.
+const NO_ROOM: &str = "the file system of the disks has no room for it beside what guests' disks may grow to";
+
 /// A backup that libvirt is at.
 #[derive(Debug, Clone)]
 pub(crate) struct Copying {
@@ -69,6 +73,13 @@ pub(crate) struct Copying {
     /// What came of a backup libvirt tells until the next one begins: nobody begins another before that was heard. Nor while its
     /// guest may stand still for this one: to let it go on would undo that its file systems are at rest for the other.
     _turn: Arc<Turn>,
+}
+
+impl Copying {
+    /// The guest whose disks are copied.
+    pub(crate) fn from(&self) -> InstanceId {
+        self.from
+    }
 }
 
 /// The guests whose disks this agent has libvirt copy.
@@ -137,6 +148,11 @@ pub(crate) fn begin(
         return Err(CallError::Refused(format!(
             "it is to have {capacity} bytes, but what it is a copy of has {has}; give it at least that"
         )));
+    }
+    // What it is made of may have more than its own file has.
+    let takes = |original: &Original| original.path.metadata().map_or(0, |file| file.blocks() * 512);
+    if pool.room_for_copies()? < originals.iter().map(takes).fold(0, u64::saturating_add) {
+        return Err(CallError::Refused(format!("it is not begun: {NO_ROOM}")));
     }
     let mut users = originals.iter().map(|original| original.user.as_ref().map(|(_, from, _)| *from));
     let user = users.next().flatten();
@@ -320,6 +336,10 @@ pub(crate) fn look_after(
     }
     let first = parts.first().map(|part| part.file.as_path()).unwrap_or(Path::new(""));
     if is_backup_to(&domain, first)? {
+        // One that has come to its end meanwhile is not broken off.
+        if pool.room_for_copies()? == 0 && sys::abort_job(&domain).is_ok() {
+            return Err(CallError::Refused(format!("it was broken off: {NO_ROOM}")));
+        }
         return Ok(Progress::UnderWay);
     }
     // It is told of as ended before QEMU has let go of the files.

@@ -59,6 +59,9 @@ pub(crate) struct Contents {
 /// With less than this many bytes left a guest that goes on would soon be paused again.
 const ROOM_TO_GO_ON: u64 = 64 << 20;
 
+/// Copies leave no more than this many bytes free.
+const KEPT_MOST: u64 = 1 << 30;
+
 /// What a guest's disk is called in its domain.
 pub(crate) const DISK: &str = "vda";
 
@@ -146,6 +149,15 @@ impl Pool {
     pub(crate) fn has_room(&self) -> bool {
         nix::sys::statvfs::statvfs(&self.path)
             .is_ok_and(|stat| stat.blocks_available() * stat.fragment_size() >= ROOM_TO_GO_ON)
+    }
+
+    /// So many bytes a copy may take: what is free of the file system but for a twentieth of that, or 1 GiB, whichever is less, to which
+    /// guests' disks may grow. Without that all guests of the host would stand still, first of all the one that is copied.
+    pub(crate) fn room_for_copies(&self) -> Result<u64, CallError> {
+        let stat = nix::sys::statvfs::statvfs(&self.path)
+            .map_err(|error| CallError::io("measure the file system of", &self.path, &error.into()))?;
+        let kept = (stat.blocks() * stat.fragment_size() / 20).min(KEPT_MOST);
+        Ok((stat.blocks_available() * stat.fragment_size()).saturating_sub(kept))
     }
 
     /// The capacity of the instance's volume in bytes; nothing where there is none. Its file tells, since libvirt hears of one that

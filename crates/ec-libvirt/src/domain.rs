@@ -160,12 +160,19 @@ pub(crate) fn start_as(
     if is_saved(&domain)? {
         return start(connect, node, instance);
     }
-    match connect.create_domain_xml(document, 0) {
+    match connect.create_domain_xml(&as_named(&domain, instance, document)?, 0) {
         Ok(_) => Ok(()),
         // Already, or somebody else was faster.
         Err(_) if domain.is_active().unwrap_or(false) => Ok(()),
         Err(error) => Err(with_hint(error)),
     }
+}
+
+/// The document with the name that somebody gave the domain since: libvirt takes none that calls it otherwise.
+pub(crate) fn as_named(domain: &Domain, instance: InstanceId, document: &str) -> Result<String, Error> {
+    let name = domain.name()?;
+    let called = |name: &str| format!("<name>{}</name>", quick_xml::escape::escape(name));
+    Ok(document.replacen(&called(&instance.to_string()), &called(&name), 1))
 }
 
 /// Why a domain with another mark is not worked on, and what helps.
@@ -415,6 +422,7 @@ fn define_resized(
     document: &str,
     define: impl Fn(&str) -> Result<(), CallError>,
 ) -> Result<(), CallError> {
+    let document = &as_named(domain, spec.instance, document)?;
     // One that somebody undefined is defined as nothing.
     if !domain.is_persistent()? {
         return define(document);
@@ -445,7 +453,9 @@ pub(crate) fn persist(
 ) -> Result<(), CallError> {
     let persisted = (|| match find(connect, node, instance)? {
         Found::Ours(domain) if domain.is_persistent()? => Ok(()),
-        Found::Ours(domain) if domain.is_active()? => define_up(connect, document),
+        Found::Ours(domain) if domain.is_active()? => {
+            define_up(connect, &as_named(&domain, instance, document)?)
+        }
         Found::Ours(_) | Found::Nothing => Err(ended()),
         Found::Foreign => Err(foreign(node, instance)),
     })();
@@ -637,6 +647,22 @@ mod tests {
         ] {
             assert_eq!(shut_off(why), RunState::Ended(end), "{why:?}");
         }
+    }
+
+    #[test]
+    fn a_domain_is_defined_by_the_name_that_somebody_gave_it() {
+        let connect = Connect::open(Some("test:///default")).unwrap();
+        let instance: InstanceId = "8d3c1f0a-2b4e-4c55-9a7e-0123456789ab".parse().unwrap();
+        let document = format!(
+            "<domain type='test'><name>{instance}</name><uuid>{instance}</uuid><memory>8192</memory><os><type>hvm</type></os></domain>"
+        );
+        let domain = connect.define_domain_xml(&document).unwrap();
+        domain.rename("a <name> & another", 0).unwrap();
+        assert!(connect.define_domain_xml(&document).is_err(), "which is why");
+        let domain = connect.lookup_domain_by_uuid(instance.uuid()).unwrap();
+        let named = as_named(&domain, instance, &document).unwrap();
+        connect.define_domain_xml(&named).unwrap();
+        assert_eq!(domain.name().unwrap(), "a <name> & another");
     }
 
     #[test]

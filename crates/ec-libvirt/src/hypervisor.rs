@@ -236,7 +236,7 @@ impl LibvirtHypervisor {
             copy::begin(connect, node, &pool, &begun, &turns)
         };
         let Some(copying) = self.act.call(what.clone(), scope, begin).await? else { return Ok(()) };
-        let begun = Instant::now();
+        let (begun, from) = (Instant::now(), copying.from());
         let pause = |took: Duration, is_over: bool| match is_over {
             // Each look waits for an agent that does not answer, and others wait for that.
             true => COPY_OVER,
@@ -251,7 +251,12 @@ impl LibvirtHypervisor {
             let look = move |connect: &virt::connect::Connect| {
                 copy::look_after(connect, node, &pool, &copy, &copying)
             };
-            match self.act.call(what.clone(), scope, look).await? {
+            let looked = self.act.call(what.clone(), scope, look).await;
+            if looked.is_err() {
+                // Its guest may stand still for want of room, which there is again.
+                let _ = self.events.send(HypervisorEvent::Changed(from));
+            }
+            match looked? {
                 Progress::UnderWay => {}
                 // What is waited for still keeps no other guest's disks from being copied.
                 Progress::Over => drop(place.take()),
@@ -364,17 +369,14 @@ fn seen(domain: &Domain, mark: &Mark, pool: &Pool, instance: InstanceId) -> Resu
     Ok(seen.unwrap_or_default())
 }
 
-/// From libvirt's notices to the trait's hints. A domain whose name is no uuid is none of ours.
+/// From libvirt's notices to the trait's hints, of others' domains, too: what is ours shows when it is looked at.
 fn listener(events: broadcast::Sender<HypervisorEvent>) -> Listener {
     Arc::new(move |notice| {
-        let event = match notice {
-            Notice::Everything => Some(HypervisorEvent::LookAtAll),
-            Notice::Domain(name) => name.parse().ok().map(HypervisorEvent::Changed),
-        };
-        if let Some(event) = event {
-            // Nobody listening is not an error: events are hints.
-            let _ = events.send(event);
-        }
+        // Nobody listening is not an error: events are hints.
+        let _ = events.send(match notice {
+            Notice::Everything => HypervisorEvent::LookAtAll,
+            Notice::Domain(uuid) => HypervisorEvent::Changed(InstanceId::new(uuid)),
+        });
     })
 }
 
@@ -596,15 +598,20 @@ impl Hypervisor for LibvirtHypervisor {
         let (node, instance, pool) = (self.config.node, spec.instance, Arc::clone(&self.pool));
         let spec = spec.clone();
         let work = move |connect: &virt::connect::Connect| {
-            match domain::find(connect, node, instance)? {
+            let found = domain::find(connect, node, instance)?;
+            match &found {
                 Found::Ours(domain) if domain.is_persistent()? => return Ok(()),
                 Found::Foreign => return Err(domain::foreign(node, instance)),
-                Found::Ours(domain) => volumes::refuse_other(&domain, &pool, &spec)?,
+                Found::Ours(domain) => volumes::refuse_other(domain, &pool, &spec)?,
                 Found::Nothing => {}
             }
             volumes::refuse_astray(connect, &pool, instance)?;
             volumes::refuse_root(connect, &pool, &spec)?;
-            connect.define_domain_xml(&document?)?;
+            let document = match found {
+                Found::Ours(domain) => domain::as_named(&domain, instance, &document?)?,
+                Found::Foreign | Found::Nothing => document?,
+            };
+            connect.define_domain_xml(&document)?;
             Ok(())
         };
         self.act.call(format!("define domain {instance}"), Scope::Instance(instance), work).await

@@ -28,6 +28,7 @@ use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, watch},
     time::timeout_at,
 };
+use uuid::Uuid;
 use virt::connect::Connect;
 
 use crate::{
@@ -44,8 +45,8 @@ const RETURN_INTERVAL: Duration = Duration::from_millis(500);
 /// What a lane tells its owner: a domain changed, or the connection was lost or came back.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Notice {
-    /// The domain of that name changed.
-    Domain(String),
+    /// The domain of that uuid changed.
+    Domain(Uuid),
     /// Anything may have changed.
     Everything,
 }
@@ -320,7 +321,7 @@ impl Lane {
             }
             if let Some(lane) = lane.upgrade() {
                 match signal {
-                    Signal::Domain(name) => lane.tell(Notice::Domain(name)),
+                    Signal::Domain(uuid) => lane.tell(Notice::Domain(uuid)),
                     Signal::Closed => lane.lost(),
                 }
             }

@@ -7,6 +7,7 @@ use std::{
     ptr,
 };
 
+use uuid::Uuid;
 use virt::{
     connect::Connect,
     domain::Domain,
@@ -94,9 +95,9 @@ pub(crate) fn dhcp_leases(network: &Network) -> Result<Vec<Lease>, Error> {
 /// Numbers by libvirt's names.
 pub(crate) type Counters = Vec<(String, u64)>;
 
-/// The numbers of each domain that is up, by what it is called. One that is busy with
+/// The numbers of each domain that is up. One that is busy with
 /// another call is not waited for: some of its counters are left out.
-pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Error> {
+pub(crate) fn counters(connect: &Connect) -> Result<Vec<(Uuid, Counters)>, Error> {
     let kinds =
         sys::VIR_DOMAIN_STATS_CPU_TOTAL | sys::VIR_DOMAIN_STATS_INTERFACE | sys::VIR_DOMAIN_STATS_BLOCK;
     let which = sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_ACTIVE | sys::VIR_CONNECT_GET_ALL_DOMAINS_STATS_NOWAIT;
@@ -118,7 +119,7 @@ pub(crate) fn counters(connect: &Connect) -> Result<Vec<(String, Counters)>, Err
                         .extend(owned((*parameter).field.as_ptr()).map(|name| (name, (*parameter).value.ul)));
                 }
             }
-            found.extend(owned(sys::virDomainGetName((*record).dom)).map(|name| (name, numbers)));
+            found.extend(uuid_of((*record).dom).map(|uuid| (uuid, numbers)));
         }
     }
     // SAFETY: libvirt left the list to us, which ends with a null; it is freed once.
@@ -278,8 +279,8 @@ unsafe extern "C" {
 /// What a connection tells by itself. Called on the event loop's thread, so it must not block.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Signal {
-    /// A domain of that name changed.
-    Domain(String),
+    /// The domain of that uuid changed.
+    Domain(Uuid),
     /// The connection is gone.
     Closed,
 }
@@ -351,6 +352,17 @@ impl Callbacks {
     }
 }
 
+/// By what a domain is known, whatever somebody calls it.
+///
+/// # Safety
+/// The domain must be alive.
+unsafe fn uuid_of(domain: sys::virDomainPtr) -> Option<Uuid> {
+    let mut uuid = uuid::Bytes::default();
+    // SAFETY: by contract; libvirt writes as many bytes as a uuid has.
+    let status = unsafe { sys::virDomainGetUUID(domain, uuid.as_mut_ptr()) };
+    (status == 0).then(|| Uuid::from_bytes(uuid))
+}
+
 type GenericCallback = unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, *mut c_void);
 type LifecycleCallback =
     unsafe extern "C" fn(sys::virConnectPtr, sys::virDomainPtr, c_int, c_int, *mut c_void) -> c_int;
@@ -378,10 +390,10 @@ unsafe extern "C" fn changed(
     _detail: c_int,
     opaque: *mut c_void,
 ) -> c_int {
-    // SAFETY: libvirt keeps the domain and its name alive during the callback; `opaque` as above.
-    let (name, sink) = unsafe { (owned(sys::virDomainGetName(domain)), &*opaque.cast::<Sink>()) };
-    if let Some(name) = name {
-        sink(Signal::Domain(name));
+    // SAFETY: libvirt keeps the domain alive during the callback; `opaque` as above.
+    let (uuid, sink) = unsafe { (uuid_of(domain), &*opaque.cast::<Sink>()) };
+    if let Some(uuid) = uuid {
+        sink(Signal::Domain(uuid));
     }
     0
 }

@@ -4,6 +4,7 @@ use std::collections::{HashMap, HashSet};
 
 use ec_hypervisor::Usage;
 use ec_model::InstanceId;
+use uuid::Uuid;
 use virt::{connect::Connect, error::Error};
 
 use crate::sys::{Counters, counters};
@@ -14,8 +15,8 @@ pub(crate) fn read(
     connect: &Connect,
     wanted: &HashSet<InstanceId>,
 ) -> Result<HashMap<InstanceId, Usage>, Error> {
-    let of = |(name, numbers): (String, Counters)| {
-        let instance = name.parse().ok().filter(|instance| wanted.contains(instance))?;
+    let of = |(uuid, numbers): (Uuid, Counters)| {
+        let instance = Some(InstanceId::new(uuid)).filter(|instance| wanted.contains(instance))?;
         Some((instance, usage(&numbers)?))
     };
     Ok(counters(connect)?.into_iter().filter_map(of).collect())

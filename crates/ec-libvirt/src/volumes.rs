@@ -7,7 +7,7 @@ use std::{
 };
 
 use ec_hypervisor::DomainSpec;
-use ec_model::{Attachment, InstanceId, NodeId, Observed};
+use ec_model::{Attachment, BEING_COPIED, InstanceId, NodeId, Observed};
 use virt::{connect::Connect, domain::Domain, error::ErrorNumber, sys};
 
 use crate::{
@@ -15,6 +15,7 @@ use crate::{
     domain::{self, Found, Whose, ours},
     error::{CallError, absent, has_code, unless_locked},
     process,
+    sys::backup,
     xml::{self, DiskFile, DiskXml, VolumeFile},
 };
 
@@ -586,7 +587,7 @@ fn refuse_copied(connect: &Connect, pool: &Pool, volume: InstanceId) -> Result<(
     let is_locked = disk::is_locked(&path).map_err(|error| CallError::io("look at", &path, &error))?;
     if is_locked && user_of(connect, pool, volume)?.is_none_or(|user| user.device.is_none()) {
         refuse_written(pool, volume)?;
-        return Err(CallError::NotNow(format!("the disk of {volume} is being copied")));
+        return Err(CallError::NotNow(format!("the disk of {volume} {BEING_COPIED}")));
     }
     Ok(())
 }
@@ -661,6 +662,9 @@ fn take(
     begun: Instant,
 ) -> Result<Vec<(Attachment, CallError)>, CallError> {
     let (mut kept, mut asked) = (Vec::new(), Vec::new());
+    // QEMU takes none away under a copy, which may end while that is waited for.
+    let is_copied =
+        !goes.is_empty() && which == Which::Up && backup(domain).is_ok_and(|backup| backup.is_some());
     for goes in goes {
         let in_place = goes.refuse_astray(pool, which);
         let volume = goes.attachment;
@@ -687,6 +691,10 @@ fn take(
         std::thread::sleep(PAUSE);
     }
     kept.extend(asked.into_iter().map(|(volume, detached)| {
+        if is_copied {
+            let why = format!("{} {BEING_COPIED}, and is taken from the guest after that", volume.device);
+            return (volume, CallError::NotNow(why));
+        }
         let why = detached.err().map(|error| format!(": {}", error.message())).unwrap_or_default();
         let why = format!("the guest does not let go of {}{why}", volume.device);
         (volume, CallError::Refused(why))

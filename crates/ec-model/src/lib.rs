@@ -22,11 +22,11 @@ pub use observed::{End, MARK_NAMESPACE, Observed, Pause, RunState, mark_again};
 pub use query::{QUERY_MAX, QueryError, ResourceQuery};
 pub use records::{
     Access, AccessKind, AccessWish, Action, ActionVerb, Actions, Address, AddressSource, Alive, Assigned,
-    Attachment, Blob, CopyOf, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group, HISTORY_MAX,
-    Handover, Held, Image, ImageRef, ImageStatus, Instance, Intent, Keypair, Node, OF_INSTANCE, OF_VOLUME,
-    Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError, Request,
-    Rescue, Rescued, Resize, Resized, Resources, Restart, SharedStorage, Size, Spec, State, Status, Ticket,
-    Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, Workload, decode, decode_part, encode, greater,
-    token_digest,
+    Attachment, BEING_COPIED, Blob, CopyOf, Desired, Doc, Edition, Extent, Flavor, GRACE_SECONDS, Group,
+    HISTORY_MAX, Handover, Held, Image, ImageRef, ImageStatus, Instance, Intent, Keypair, Node, OF_INSTANCE,
+    OF_VOLUME, Outcome, Outcomes, Policy, Power, PowerWish, Progress, Rebuild, Rebuilt, Record, RecordError,
+    Request, Rescue, Rescued, Resize, Resized, Resources, Restart, SharedStorage, Size, Spec, State, Status,
+    Ticket, Token, Trouble, TroubleKind, USER_DATA_MAX, Visibility, Workload, decode, decode_part, encode,
+    greater, token_digest,
 };
 pub use request_id::{InvalidRequestId, RequestId};

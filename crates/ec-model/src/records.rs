@@ -40,7 +40,7 @@ pub use rebuild::{Rebuild, Rebuilt};
 pub use request::{Desired, Handover, Request};
 pub use rescue::{Rescue, Rescued};
 pub use resize::{Extent, Resize, Resized, Resources, Size, greater};
-pub use status::{Address, AddressSource, Progress, State, Status};
+pub use status::{Address, AddressSource, BEING_COPIED, Progress, State, Status};
 pub use token::{Token, token_digest};
 pub use volume::{Attachment, Workload};
 

@@ -8,6 +8,9 @@ use serde::{Deserialize, Serialize};
 use super::{Access, Attachment, Rebuilt, Rescued, Resized, Workload};
 use crate::{InstanceId, MacAddr, NodeId};
 
+/// Within [`Status::volumes_failed`]: a disk changes hands when its copy is made, and whoever waits for that goes on waiting.
+pub const BEING_COPIED: &str = "is being copied";
+
 /// Where an instance stands. The life: `SCHEDULED → PREPARING → STARTING → ACTIVE`, `STOPPED` when the
 /// guest has ended, `DESTROYING` until its keys are gone, `ERROR` with a reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
