@@ -175,7 +175,11 @@ impl Worker {
     async fn run(&mut self) -> Result<(), Stop> {
         match &mut self.job.work {
             Work::Effects(effects) => {
-                for effect in std::mem::take(effects) {
+                let effects = std::mem::take(effects);
+                if self.has_lost_memory(&effects).await? {
+                    return Ok(());
+                }
+                for effect in effects {
                     if self.cancel.is_cancelled() {
                         return Err(Stop::Abandoned);
                     }
@@ -202,6 +206,18 @@ impl Worker {
                 self.write(status).await
             }
         }
+    }
+
+    /// Whether a guest that is told to go on where it was cannot: what was saved of it went since anybody looked, which libvirt tells
+    /// nobody, and would boot it anew. What is seen is told first, and what is to be done is planned by that.
+    async fn has_lost_memory(&mut self, effects: &[Effect]) -> Result<bool, Stop> {
+        let is_suspended = self.status.known().is_some_and(|status| status.state == State::Suspended);
+        if !(is_suspended && effects.contains(&Effect::Start)) {
+            return Ok(false);
+        }
+        self.touched_hypervisor = true;
+        let observed = self.parts.hypervisor.observe(self.job.instance).await?;
+        Ok(matches!(observed.domain, Some(RunState::NotStarted | RunState::Ended(_))))
     }
 
     async fn effect(&mut self, effect: Effect) -> Result<(), Stop> {

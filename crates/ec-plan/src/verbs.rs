@@ -459,17 +459,11 @@ fn in_situation(verb: &Verb, situation: Situation) -> Verdict {
         (Verb::Unpause | Verb::Resume | Verb::Pause | Verb::Suspend, S::Stopped) => refuse(START),
         (_, S::Suspended) => refuse(RESUME),
         (_, S::Suspending) => refuse("; ask again when that is done, or `eschedule resume` takes it back"),
+        (_, S::Rescuing) => refuse("; ask again when that is done, or `eschedule unrescue` takes it back"),
         (_, S::Rescued | S::RescuedOff) => refuse(UNRESCUE),
-        (
-            _,
-            S::Building
-            | S::Stopping
-            | S::Rebooting
-            | S::Rebuilding
-            | S::Rescuing
-            | S::Unrescuing
-            | S::Resizing,
-        ) => refuse(LATER),
+        (_, S::Building | S::Stopping | S::Rebooting | S::Rebuilding | S::Unrescuing | S::Resizing) => {
+            refuse(LATER)
+        }
         (_, S::Resized) => refuse(VERIFY),
         (_, S::Error) => refuse(": `eschedule show` tells why"),
         // Judged before.

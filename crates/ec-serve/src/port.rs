@@ -225,7 +225,7 @@ impl<T: Tells> Readings<T> {
     fn reading(&self, method: &Method, path: &str) -> Response<Full<Bytes>> {
         let readiness = (path == "/readyz").then(|| self.0.readiness()).flatten();
         match (path, readiness) {
-            _ if method != Method::GET => not_reading(self.offer()),
+            _ if !is_reading(method) => not_reading(self.offer()),
             ("/healthz", _) => match self.0.health() {
                 Ok(line) => text(StatusCode::OK, line),
                 Err(line) => text(StatusCode::SERVICE_UNAVAILABLE, line),
@@ -245,11 +245,16 @@ impl<T: Tells> Readings<T> {
     }
 }
 
+/// Whether that changes nothing. Of the answer to a HEAD hyper sends all but the body.
+pub fn is_reading(method: &Method) -> bool {
+    matches!(*method, Method::GET | Method::HEAD)
+}
+
 /// The answer to what would change something.
 pub fn not_reading(offer: &str) -> Response<Full<Bytes>> {
-    let line = format!("only GET: this port is for reading; {offer}");
+    let line = format!("only GET and HEAD: this port is for reading; {offer}");
     let mut refusal = text(StatusCode::METHOD_NOT_ALLOWED, line);
-    refusal.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET"));
+    refusal.headers_mut().insert(header::ALLOW, HeaderValue::from_static("GET, HEAD"));
     refusal
 }
 

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use ec_serve::port::{json, not_reading, text};
+use ec_serve::port::{is_reading, json, not_reading, text};
 use http_body_util::Full;
 use hyper::{Method, Response, StatusCode};
 
@@ -14,7 +14,7 @@ use crate::parts::Parts;
 const OFFER: &str = "there are /healthz, /readyz, /metrics, /view and /usage";
 
 pub(super) async fn answer(parts: &Arc<Parts>, method: &Method, path: &str) -> Response<Full<Bytes>> {
-    if method != Method::GET {
+    if !is_reading(method) {
         return not_reading(OFFER);
     }
     match path {

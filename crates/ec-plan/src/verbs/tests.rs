@@ -526,7 +526,11 @@ fn whoever_is_refused_is_told_what_helps() {
         (Verb::Rescue(None), Situation::Paused, "it is paused; `eschedule unpause` lets it go on"),
         (Verb::Rescue(None), Situation::Unrescuing, "it is being unrescued; ask again when that is done"),
         (Verb::Unrescue, Situation::Stopped, "it is stopped and boots from its own disk"),
-        (Verb::Start, Situation::Rescuing, "it is being rescued; ask again when that is done"),
+        (
+            Verb::Start,
+            Situation::Rescuing,
+            "it is being rescued; ask again when that is done, or `eschedule unrescue` takes it back",
+        ),
     ] {
         assert_eq!(refused(verb, situation), why);
     }
