@@ -138,6 +138,36 @@ impl Cloud {
         Ok(())
     }
 
+    /// Somebody calls its domain otherwise: what becomes of it is seen at once all the same, and it is rescued. That memory which was
+    /// saved is gone is told before it boots anew.
+    async fn is_called_otherwise(&self, guest: InstanceId) -> Result<()> {
+        let name = guest.to_string();
+        let asks = |verb: &[&str]| -> Result<()> {
+            let asked = self.stack.eschedule(&[verb, &["--wait", &name]].concat())?;
+            ensure!(asked.status.success(), "{verb:?}: {asked:?}\n{}", self.stack.log());
+            Ok(())
+        };
+        asks(&["stop", "--grace", "0"])?;
+        self.virsh_says(&["domrename", &name, "another"])?;
+        asks(&["start"])?;
+        let ended = Instant::now();
+        self.virsh_says(&["destroy", &name])?;
+        self.stack.until_state(guest, State::Stopped).await?;
+        // All is looked at twice a minute, whatever libvirt tells.
+        ensure!(ended.elapsed() < Duration::from_secs(15), "nobody heard of it");
+        asks(&["rescue"])?;
+        asks(&["unrescue"])?;
+        asks(&["suspend"])?;
+        self.virsh_says(&["managedsave-remove", &name])?;
+        asks(&["resume"])?;
+        let events = self.stack.eschedule(&["events", &name])?;
+        let events = String::from_utf8(events.stdout)?;
+        ensure!(events.contains("its saved memory is gone"), "{events}\n{}", self.stack.log());
+        asks(&["stop", "--grace", "0"])?;
+        self.virsh_says(&["domrename", &name, &name])?;
+        asks(&["start"])
+    }
+
     /// What libvirt says of it and what is told agree. What is only under way never agrees.
     async fn agrees(&self, guest: InstanceId) -> Result<Status> {
         let status = self.stack.status(guest).await?.context("nothing is told of it")?;
@@ -229,6 +259,7 @@ async fn whatever_others_do_to_guests_is_told_and_costs_nobody_a_disk() -> Resul
         assert_eq!(kept.trim(), name, "what it wrote");
     }
     cloud.keeps_what_is_changed(cloud.guests[0], &theirs)?;
+    cloud.is_called_otherwise(cloud.guests[1]).await?;
     assert_eq!(cloud.foreigner()?, foreigner, "others' guest is as they made it, and was not started anew");
     for arguments in [["destroy", FOREIGN], ["undefine", FOREIGN]] {
         ensure!(cloud.virsh(&arguments)?.status.success(), "{arguments:?}");

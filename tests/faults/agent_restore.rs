@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use ec_model::{InstanceId, State};
 use ec_store::{Store, Txn};
 use ec_tests::{Stack, TINY};
@@ -31,9 +31,21 @@ async fn guests_newer_than_the_backup_stay_and_a_destroy_stays_done() -> Result<
     stack.start_agent("").await?;
     let older = guest(&stack, "older").await?;
     let doomed = guest(&stack, "doomed").await?;
+    let done = |stack: &Stack, arguments: &[&str]| -> Result<String> {
+        let output = stack.eschedule(arguments)?;
+        ensure!(output.status.success(), "{arguments:?}: {output:?}");
+        Ok(String::from_utf8(output.stdout)?)
+    };
+    let data = done(&stack, &["volume", "create", "data", "--size", "1", "--wait", "-o", "name"])?;
+    let data = serde_json::from_str::<serde_json::Value>(&done(
+        &stack,
+        &["volume", "show", data.trim(), "-o", "json"],
+    )?)?;
+    let data: InstanceId = data["volume"].as_str().context("no uuid")?.parse()?;
     stack.etcd.snapshot(&stack.directory().join("backup"))?;
     let newer = guest(&stack, "newer").await?;
     assert!(stack.eschedule(&["destroy", "--wait", "doomed"])?.status.success());
+    done(&stack, &["volume", "attach", "data", "older", "--wait"])?;
     restore(&mut stack).await?;
 
     // The newer one stays, is told, and is counted again.
@@ -43,7 +55,7 @@ async fn guests_newer_than_the_backup_stay_and_a_destroy_stays_done() -> Result<
         .until("each guest that is here is counted, and no other", async || {
             let mut held: Vec<_> =
                 stack.placement.provider_allocations(stack.node).await?.into_keys().collect();
-            let mut here = vec![older, newer];
+            let mut here = vec![older, newer, data];
             held.sort_unstable();
             here.sort_unstable();
             Ok(held == here)
@@ -64,6 +76,25 @@ async fn guests_newer_than_the_backup_stay_and_a_destroy_stays_done() -> Result<
         let domain = stack.libvirt.connection().lookup_domain_by_uuid(instance.uuid())?;
         assert!(domain.is_active()?, "nobody was disturbed");
     }
+    // The guest keeps the volume that it was given since, till somebody who knows of it takes it.
+    let has = || -> Result<bool> {
+        let domain = stack.libvirt.connection().lookup_domain_by_uuid(older.uuid())?;
+        Ok(domain.xml_desc(0)?.contains(&data.to_string()))
+    };
+    stack
+        .until("it is told to have what nobody asks for", async || {
+            let told = stack.status(older).await?.context("no status")?;
+            Ok(told.volumes_failed.is_some_and(|why| why.contains("it keeps")))
+        })
+        .await?;
+    assert!(has()?, "it keeps it");
+    let found = stack.eschedule(&["doctor"])?;
+    assert!(String::from_utf8_lossy(&found.stdout).contains("or with others: older"), "{found:?}");
+    done(&stack, &["volume", "attach", "data", "older", "--wait"])?;
+    assert!(has()?, "it keeps it");
+    done(&stack, &["volume", "detach", "data", "--wait"])?;
+    assert!(!has()?, "it was taken");
+    done(&stack, &["volume", "delete", "data", "--wait"])?;
     // The destroy that was acknowledged is not undone.
     stack
         .until("the destroyed one does not come back", async || Ok(stack.status(doomed).await?.is_none()))

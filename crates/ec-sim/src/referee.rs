@@ -34,7 +34,7 @@ pub(crate) use served::Question;
 pub(crate) use volumes::restored_of;
 pub(crate) use wishes::asked_of;
 
-use self::{answers::Being, catalog::Lives, keys::told};
+use self::{answers::Being, catalog::Lives, keys::told, said::Wrote};
 use crate::{
     door::content,
     node::PROCESSORS,
@@ -203,8 +203,8 @@ pub(crate) struct Referee {
     sealed_guests: BTreeSet<InstanceId>,
     /// At which seconds nodes were not alive.
     missed: BTreeMap<NodeId, Vec<u64>>,
-    /// In how many transactions each wrote requests or records.
-    asked: BTreeMap<Actor, u64>,
+    /// What each has asked for.
+    asked: BTreeMap<Actor, Wrote>,
     /// How often something was written by which room is found.
     room_changes: u64,
     /// What lets somebody in to look at a guest, and by which wish.

@@ -1,6 +1,6 @@
 //! Rules for who is told that there is no room: while it was looked for, and nothing else changed, there was none.
 
-use ec_model::{Group, Node, Policy, ResourceQuery, decode};
+use ec_model::{Group, Instance, Node, NodeId, Policy, ResourceQuery, decode};
 use ec_store::{KeyValue, Txn};
 
 use super::{
@@ -56,6 +56,13 @@ impl Referee {
         if world.is_calm() || Rooms::at(world, self.room_changes) != *stood {
             return;
         }
+        // Or by the keys of its members, whose records may be lost.
+        let told = group.map(|name| world.store.content(&format!("{MEMBERS}default/{name}/")).pairs);
+        let told: Vec<NodeId> = told
+            .iter()
+            .flatten()
+            .filter_map(|pair| Some(world.keys.parse_member(&pair.key).ok()?.0))
+            .collect();
         let group = group.map(|name| world.keys.group("default", name));
         let policy = group.as_ref().map(|key| content(world, key).map(|pair| decode::<Group>(&pair.value)));
         let policy = match policy {
@@ -71,10 +78,10 @@ impl Referee {
             let is_let_in = matches!(record, Some(Ok(Node { revoked: false, .. })));
             let provider = content(world, &format!("{PLACEMENT}/providers/{node}"));
             let Some(provider) = provider.filter(|_| is_alive && is_let_in) else { continue };
-            let is_there = |member: &ec_model::Instance| member.node() == Some(node);
+            let mut members = peers.iter().filter_map(Instance::node).chain(told.iter().copied());
             let is_allowed = match policy {
-                Some(Policy::Affinity) => peers.iter().all(is_there),
-                Some(Policy::AntiAffinity) => !peers.iter().any(is_there),
+                Some(Policy::Affinity) => members.all(|member| member == node),
+                Some(Policy::AntiAffinity) => members.all(|member| member != node),
                 Some(Policy::SoftAffinity | Policy::SoftAntiAffinity) | None => true,
             };
             let fits = query.total().iter().all(|(class, amount)| {

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use ec_cloud::{Acted, CloudError, CloudResult, Verb, View};
 use ec_model::{Instance, InstanceId, Node, NodeId, Record, Request, Status, Workload, decode};
 use ec_plan::verbs::{Verdict, judge, shown};
-use ec_store::{KeyValue, Revision, Txn};
+use ec_store::{KeyValue, Op, Revision, Txn};
 
 use super::Referee;
 use crate::{
@@ -80,10 +80,17 @@ pub(crate) fn moment(world: &World) -> (u64, Revision) {
     (world.era(), world.store.revision())
 }
 
-/// Who asks for something, and in how many transactions they had written requests or records before.
+/// In how many transactions somebody wrote requests, and in how many these or records.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Wrote {
+    requests: u64,
+    any: u64,
+}
+
+/// Who asks for something, and what they had written before.
 pub(crate) struct Asking {
     actor: Actor,
-    before: u64,
+    before: Wrote,
 }
 
 impl Asking {
@@ -102,13 +109,14 @@ impl Asking {
     pub(crate) fn answered(self, world: &World, what: &str, told: Result<bool, &CloudError>) {
         use CloudError::{Busy, Interrupted, Invalid, NotFound, Refused, Unreadable};
         world.judge(|referee, _| {
-            let wrote = referee.asked_by(self.actor) > self.before;
+            let is = referee.asked_by(self.actor);
+            let is_written = is.requests > self.before.requests;
             let wrong = match told {
-                Ok(true) if !wrote => "it is written, and nothing was".to_owned(),
-                // Whoever is told no more than that goes by it.
+                Ok(true) if is.any == self.before.any => "it is written, and nothing was".to_owned(),
+                // Whoever is told no more than that goes by it. A record is brought to what came of an earlier wish on the way.
                 Err(
                     why @ (Busy(_) | Interrupted | Invalid(_) | NotFound(_) | Refused(_) | Unreadable(_)),
-                ) if wrote => {
+                ) if is_written => {
                     format!("{why}, and it was written")
                 }
                 Ok(_) | Err(_) => return,
@@ -119,16 +127,16 @@ impl Asking {
 }
 
 impl Referee {
-    fn asked_by(&self, actor: Actor) -> u64 {
+    fn asked_by(&self, actor: Actor) -> Wrote {
         self.asked.get(&actor).copied().unwrap_or_default()
     }
 
     pub(super) fn count_asked(&mut self, world: &World, actor: Actor, txn: &Txn) {
-        let is_of_wish =
-            |key: &str| world.keys.parse_request(key).is_ok() || world.keys.parse_instance(key).is_ok();
-        if txn.then.iter().any(|op| is_of_wish(op.key())) {
-            *self.asked.entry(actor).or_default() += 1;
-        }
+        let is_request = |op: &Op| world.keys.parse_request(op.key()).is_ok();
+        let is_record = |op: &Op| world.keys.parse_instance(op.key()).is_ok();
+        let wrote = self.asked.entry(actor).or_default();
+        wrote.requests += u64::from(txn.then.iter().any(is_request));
+        wrote.any += u64::from(txn.then.iter().any(|op| is_request(op) || is_record(op)));
     }
 
     /// A user asked this of an instance that stood so, and was told that.

@@ -70,12 +70,20 @@ pub(super) async fn a_key_has_one_lease_of_its_own(scene: Scene) {
     let lease = scene.store.grant_for(&key, TTL).await.unwrap();
     assert_eq!(lease, LeaseId::of_key(&key));
     assert_ne!(lease, LeaseId::of_key(&scene.key("b")));
-    scene.commit(Txn::new().put_leased(&key, "1", lease)).await;
-    // Asked for again and again, it is renewed.
-    let end = Instant::now() + TTL * 3;
-    while Instant::now() < end {
+    // Asked for again and again, it is renewed. On a machine that is busy with more it may end in between, and is renewed once more.
+    loop {
         assert_eq!(bounded(scene.store.grant_for(&key, TTL)).await.unwrap(), lease);
-        sleep(TTL / 4).await;
+        scene.commit(Txn::new().put_leased(&key, "1", lease)).await;
+        let (end, mut longest) = (Instant::now() + TTL * 3, Duration::ZERO);
+        while Instant::now() < end {
+            let asked = Instant::now();
+            assert_eq!(bounded(scene.store.grant_for(&key, TTL)).await.unwrap(), lease);
+            sleep(TTL / 4).await;
+            longest = longest.max(asked.elapsed());
+        }
+        if longest < TTL / 2 {
+            break;
+        }
     }
     assert!(scene.value("a").await.is_some());
     scene.gone("a").await;
