@@ -94,6 +94,22 @@ fn a_machine_gets_a_volume_of_its_node_as_a_device_that_is_free() {
 }
 
 #[test]
+fn what_its_guest_has_all_the_same_is_given_again_as_what_that_has() {
+    let told = |device: &str, has: Vec<Attachment>| {
+        One::machine(State::Active).with(|one| {
+            one.record.volumes = has;
+            let told = one.status.as_mut().unwrap();
+            told.volumes = vec![has_as(7, "vdx"), has_as(DISK, device)];
+        })
+    };
+    let given = |machine: &One, device| attached(&One::volume(), machine, device).unwrap();
+    assert_eq!(given(&told("vdk", vec![]), None), Attach::Do(has_as(DISK, "vdk")));
+    assert_eq!(given(&told("vdk", vec![]), Some("vdb")), Attach::Do(has_as(DISK, "vdb")), "as is asked for");
+    let anothers = told("vdk", vec![has_as(8, "vdk")]);
+    assert_eq!(given(&anothers, None), Attach::Do(has_as(DISK, "vdb")), "another is to be that");
+}
+
+#[test]
 fn asked_again_it_has_it_already() {
     let has = One::machine(State::Active).with(|one| one.record.volumes = vec![has_as(DISK, "vdd")]);
     for device in [None, Some("vdd")] {
