@@ -146,6 +146,8 @@ pub(crate) struct Known {
     pub(crate) request_lost: bool,
     /// A call that its agent had given up made its disk once more, of the size that it had then.
     pub(crate) made_late: bool,
+    /// The last call that set its volumes was one that its agent had given up, which has yet to look what it has.
+    set_late: bool,
     /// Its node's record was taken: what that knew is lost.
     pub(crate) record_lost: bool,
     /// Its node's record could not be read for a while: what was asked for meanwhile was not kept there.
@@ -544,6 +546,9 @@ impl Referee {
         known.revived = late && what != Operation::Destroy;
         known.was_revived |= known.revived;
         known.made_late |= late && what == Operation::CreateOverlay;
+        if what == Operation::SetVolumes {
+            known.set_late = late;
+        }
         // A call that its agent had given up comes after what was wished since, and is told as what it made.
         let is_power = !matches!(
             what,

@@ -172,12 +172,15 @@ impl Worker {
     /// Gives the domain the volumes that it is to have, and takes others away. What it may have meanwhile is told before, so
     /// that nobody gives another what this one has.
     pub(super) async fn set_volumes(&mut self) -> Result<(), Stop> {
-        let wanted = self.wanted_volumes();
+        let mut wanted = self.wanted_volumes();
         // A definition of before the first start has some of which was not told, and an older etcd knows of none that it was given since.
         let has = self.parts.hypervisor.volumes_of(self.job.instance).await?;
         let kept = self.not_to_be_taken(&wanted, &has).await?;
-        if !kept.is_empty() {
-            return self.set_beside(wanted, kept, &has).await;
+        let keeps = self.keeps(&kept);
+        wanted.extend(kept);
+        let is_so = has.iter().collect::<BTreeSet<_>>() == wanted.iter().collect();
+        if let Some(why) = keeps.clone().filter(|_| is_so) {
+            return self.tell_volumes_failed(wanted, why).await;
         }
         let old = self.told()?.volumes.iter().cloned();
         let either: BTreeSet<Attachment> = old.chain(wanted.iter().cloned()).chain(has).collect();
@@ -185,19 +188,17 @@ impl Worker {
         self.tell_volumes(Volumes::Changing(either.clone())).await?;
         pause_for_test_named("before-set-volumes");
         self.touched_hypervisor = true;
-        match self.parts.hypervisor.set_volumes(self.job.instance, &wanted).await {
-            Ok(()) => {
+        match (self.parts.hypervisor.set_volumes(self.job.instance, &wanted).await, keeps) {
+            (Ok(()), None) => {
                 tracing::info!(volumes = %serde_json::json!(wanted), "it has the volumes that it is to have");
                 Ok(())
             }
+            (Ok(()), Some(why)) => self.tell_volumes_failed(wanted, why).await,
             // For now or for good: nothing else that is wanted of it waits for that.
-            Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. } | Busy { .. })) => {
-                tracing::warn!(%error, "it has not the volumes that it is to have");
-                self.tell_volumes(Volumes::Failed(either, error.to_string())).await?;
-                self.done.push(Change::VolumesFailed);
-                Ok(())
+            (Err(error @ (Failed { .. } | NotNow { .. } | TimedOut { .. } | Busy { .. })), _) => {
+                self.tell_volumes_failed(either, error.to_string()).await
             }
-            Err(error) => Err(error.into()),
+            (Err(error), _) => Err(error.into()),
         }
     }
 
@@ -210,17 +211,8 @@ impl Worker {
         has: &[Attachment],
     ) -> Result<Vec<Attachment>, Stop> {
         let instance = self.job.instance;
-        let surplus: Vec<&Attachment> =
-            has.iter().filter(|has| wanted.iter().all(|wanted| wanted.volume != has.volume)).collect();
-        if surplus.is_empty() {
-            return Ok(Vec::new());
-        }
-        let domain = self.parts.hypervisor.observe(instance).await?.domain;
-        if !matches!(domain, Some(RunState::Running | RunState::Paused(_) | RunState::Saved)) {
-            return Ok(Vec::new());
-        }
         let mut kept = Vec::new();
-        for has in surplus {
+        for has in has.iter().filter(|has| wanted.iter().all(|wanted| wanted.volume != has.volume)) {
             let key = self.parts.settings.keys.instance(has.volume);
             let record = self.parts.store.get(&key).await?.0;
             let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
@@ -228,44 +220,38 @@ impl Worker {
                 kept.push(has.clone());
             }
         }
+        if !kept.is_empty() {
+            let domain = self.parts.hypervisor.observe(instance).await?.domain;
+            if !matches!(domain, Some(RunState::Running | RunState::Paused(_) | RunState::Saved)) {
+                kept.clear();
+            }
+        }
         Ok(kept)
     }
 
-    /// Gives it what it is to have beside these, which it keeps, and tells so.
-    async fn set_beside(
-        &mut self,
-        mut all: Vec<Attachment>,
-        kept: Vec<Attachment>,
-        has: &[Attachment],
-    ) -> Result<(), Stop> {
-        let instance = self.job.instance;
-        let named = |has: &Attachment| format!("volume {} as {}", has.volume, has.device);
-        let mut why = format!(
-            "it keeps {}, which this etcd does not know to be given to it: `eschedule volume attach {} {instance}` says that it has it; \
+    /// That it keeps these, where there are any, and what helps.
+    fn keeps(&self, kept: &[Attachment]) -> Option<String> {
+        let first = kept.first()?.volume;
+        let named = kept.iter().map(|has| format!("volume {} as {}", has.volume, has.device));
+        Some(format!(
+            "it keeps {}, which this etcd does not know to be given to it: `eschedule volume attach {first} {}` says that it has it; \
              it is taken from it once it does not run",
-            kept.iter().map(named).collect::<Vec<_>>().join(", "),
-            kept.first().map_or_else(String::new, |has| has.volume.to_string()),
-        );
-        all.extend(kept);
-        all.sort();
-        if has.iter().collect::<BTreeSet<_>>() != all.iter().collect::<BTreeSet<_>>() {
-            self.touched_hypervisor = true;
-            if let Err(error) = self.parts.hypervisor.set_volumes(instance, &all).await {
-                why = format!("{error}; {why}");
-                all.extend(has.iter().cloned());
-                all.sort();
-                all.dedup();
-            }
-        }
-        self.done.push(Change::VolumesFailed);
+            named.collect::<Vec<_>>().join(", "),
+            self.job.instance,
+        ))
+    }
+
+    /// Tells that it has, or may have, these, and why not those that it is to have, unless that is told already.
+    async fn tell_volumes_failed(&mut self, has: Vec<Attachment>, why: String) -> Result<(), Stop> {
         let told = self.told()?;
         let is_told =
-            !told.volumes_changing && told.volumes == all && told.volumes_failed.as_ref() == Some(&why);
-        if is_told {
-            return Ok(());
+            !told.volumes_changing && told.volumes == has && told.volumes_failed.as_ref() == Some(&why);
+        if !is_told {
+            tracing::warn!(why, "it has not the volumes that it is to have");
+            self.tell_volumes(Volumes::Failed(has, why)).await?;
         }
-        tracing::warn!(why, "it has other volumes than it is to have");
-        self.tell_volumes(Volumes::Failed(all, why)).await
+        self.done.push(Change::VolumesFailed);
+        Ok(())
     }
 
     /// Tells that it has the volumes that it is to have.

@@ -368,7 +368,8 @@ impl Referee {
         let is_heard = status.epoch == request.epoch && status.observed_generation >= request.generation;
         // What is destroyed has them until its domain is gone, whatever was told of it before.
         let is_to_end = request.desired == Desired::Destroyed;
-        if !is_heard || is_to_end || self.restored || self.known(instance).status_lost {
+        let known = self.known(instance);
+        if !is_heard || is_to_end || self.restored || known.status_lost || known.set_late {
             return;
         }
         let Some(computer) = world.computers.iter().find(|computer| computer.node == node) else { return };
