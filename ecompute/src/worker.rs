@@ -10,9 +10,9 @@ mod rescue;
 mod resize;
 mod volume;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
-use ec_hypervisor::{DomainSpec, HypervisorError, RunState};
+use ec_hypervisor::{DomainSpec, HypervisorError, HypervisorResult, RunState};
 use ec_image::{CachedImage, ImageError};
 use ec_metadata::InstanceRecord;
 use ec_model::{Request, RequestId, State, Workload};
@@ -32,6 +32,8 @@ use crate::{look::record_facts, parts::Parts};
 
 /// How much of a failed guest's console goes with its ERROR.
 const CONSOLE_TAIL_BYTES: usize = 4096;
+/// Within so long a guest's process answers that does not hang.
+const COMES_BACK: Duration = Duration::from_secs(1);
 
 /// Why a job does not go on.
 enum Stop {
@@ -49,6 +51,11 @@ impl Stop {
             other => other,
         }
     }
+}
+
+/// What failed of it now may succeed later, or be seen to be done.
+fn retry(error: HypervisorError) -> Stop {
+    Stop::Retry(error.to_string())
 }
 
 impl From<StoreError> for Stop {
@@ -258,47 +265,42 @@ impl Worker {
             }
             Effect::Resume => {
                 tracing::info!("letting the paused guest go on");
-                self.touched_hypervisor = true;
-                parts.hypervisor.resume(instance).await.map_err(|error| Stop::Retry(error.to_string()))?;
+                self.of_guest(parts.hypervisor.resume(instance)).await?.map_err(retry)?;
                 self.done.push(Change::Resumed);
                 Ok(())
             }
             Effect::ShutDown => {
                 tracing::info!("asking the guest to end");
-                self.touched_hypervisor = true;
-                let asked = parts.hypervisor.shut_down(instance).await;
+                let asked = self.of_guest(parts.hypervisor.shut_down(instance)).await?;
                 match asked {
                     Ok(()) => self.done.push(Change::AskedToEnd),
                     // It was not, and could hear.
                     Err(HypervisorError::Unreachable { .. } | HypervisorError::Busy { .. }) => {}
                     Err(_) => self.done.push(Change::AskedInVain),
                 }
-                asked.map_err(|error| Stop::Retry(error.to_string()))
+                asked.map_err(retry)
             }
             Effect::PowerOff if planted("not-ended") => {
                 // It is asked for again at once, and a history of nothing else takes minutes to play.
-                tokio::time::sleep(std::time::Duration::from_secs(5)).await;
+                tokio::time::sleep(Duration::from_secs(5)).await;
                 self.touched_hypervisor = true;
                 Ok(())
             }
             Effect::PowerOff => {
                 tracing::info!("ending the guest");
                 self.touched_hypervisor = true;
-                parts.hypervisor.power_off(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+                parts.hypervisor.power_off(instance).await.map_err(retry)
             }
-            Effect::Pause => {
-                self.touched_hypervisor = true;
-                parts.hypervisor.pause(instance).await.map_err(|error| Stop::Retry(error.to_string()))
-            }
+            Effect::Pause => self.of_guest(parts.hypervisor.pause(instance)).await?.map_err(retry),
             // These take turns of their own: all else of this node would wait for them.
             Effect::Save => {
                 self.touched_hypervisor = true;
-                parts.hypervisor.save(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+                parts.hypervisor.save(instance).await.map_err(retry)
             }
             Effect::DropMemory => {
                 tracing::info!("deleting the guest's saved memory");
                 self.touched_hypervisor = true;
-                parts.hypervisor.drop_memory(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+                parts.hypervisor.drop_memory(instance).await.map_err(retry)
             }
             Effect::NotePower(state, reason) => {
                 let old = self.status.known();
@@ -350,7 +352,7 @@ impl Worker {
             Effect::RemoveDomain => {
                 self.take_permit().await?;
                 self.touched_hypervisor = true;
-                parts.hypervisor.destroy(instance).await.map_err(|error| Stop::Retry(error.to_string()))
+                parts.hypervisor.destroy(instance).await.map_err(retry)
             }
             Effect::DropRecord if planted("record-kept") => {
                 self.done.push(Change::Record(RecordFacts::Absent));
@@ -373,6 +375,24 @@ impl Worker {
             Effect::Release => self.release().await,
             Effect::DropKeys => self.drop_keys().await,
             Effect::EndInError => self.end_in_error().await,
+        }
+    }
+
+    /// Waits for what the guest's own process is asked, which may hang: who wishes otherwise meanwhile, its end say, does not wait for
+    /// that long.
+    async fn of_guest(
+        &mut self,
+        call: impl Future<Output = HypervisorResult<()>>,
+    ) -> Result<HypervisorResult<()>, Stop> {
+        self.touched_hypervisor = true;
+        let wished_otherwise = async {
+            self.cancel.cancelled().await;
+            tokio::time::sleep(COMES_BACK).await;
+        };
+        tokio::select! {
+            biased;
+            called = call => Ok(called),
+            () = wished_otherwise => Err(Stop::Abandoned),
         }
     }
 

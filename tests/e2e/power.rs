@@ -250,12 +250,15 @@ async fn what_waits_for_a_guest_that_stands_still_lets_its_user_end_it_and_goes_
     guest.asks(&["volume", "attach", "data", "web", "--wait"])?;
     stands_still(&guest)?;
     guest.asks(&["volume", "detach", "data"])?;
-    guest.asks(&["stop", "--grace", "0", "--wait", "web"])?;
+    // So that the calls hang, here as below: who ends it waits for libvirt to end it, and for none of them.
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    guest.asks(&["pause", "web"])?;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    guest.asks(&["stop", "--grace", "0", "--wait", "--timeout", "25", "web"])?;
     guest.asks(&["start", "--wait", "web"])?;
     assert_eq!(guest.kept().await?.trim(), "precious");
     stands_still(&guest)?;
     guest.asks(&["resize", "web", "resources=VCPU:2,MEMORY_MB:192,DISK_GB:2"])?;
-    // So that the call hangs.
     tokio::time::sleep(std::time::Duration::from_secs(10)).await;
     guest.asks(&["reboot", "--hard", "--wait", "web"])?;
     assert_eq!(guest.kept().await?.trim(), "precious");

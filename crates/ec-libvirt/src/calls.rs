@@ -27,7 +27,7 @@ pub(crate) enum Scope {
     End(InstanceId),
 }
 
-/// The calls that passed their deadline and have not come back, by scope.
+/// The calls that nobody waits for any longer and that have not come back, by scope.
 #[derive(Debug, Default)]
 pub(crate) struct Hung(Mutex<HashMap<Scope, usize>>);
 
@@ -51,6 +51,27 @@ impl Hung {
             if *count == 0 {
                 map.remove(&scope);
             }
+        }
+    }
+}
+
+/// Who waits for a call, to the deadline or until nobody wants to know any more: one that has not come back by then hangs.
+struct Waiting<'a> {
+    state: Arc<AtomicU8>,
+    hung: &'a Hung,
+    scope: Scope,
+}
+
+impl Drop for Waiting<'_> {
+    fn drop(&mut self) {
+        if self.state.load(Ordering::Acquire) == DONE {
+            return;
+        }
+        self.hung.add(self.scope);
+        let given_up =
+            self.state.compare_exchange(RUNNING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        if !given_up {
+            self.hung.remove(self.scope);
         }
     }
 }
@@ -90,18 +111,14 @@ pub(crate) async fn run<T: Send + 'static>(
         let _ = sender.send(result);
     });
     spawned.map_err(|error| NoResult::Thread(format!("no thread for the call: {error}")))?;
+    let waiting = Waiting { state, hung, scope };
     match tokio::time::timeout(timeout, receiver).await {
         Ok(Ok(result)) => Ok(result),
-        Ok(Err(_)) => Err(NoResult::Thread("the call's thread ended without a result".into())),
-        Err(_) => {
-            hung.add(scope);
-            let given_up =
-                state.compare_exchange(RUNNING, GIVEN_UP, Ordering::AcqRel, Ordering::Acquire).is_ok();
-            if !given_up {
-                hung.remove(scope);
-            }
-            Err(NoResult::Deadline)
+        Ok(Err(_)) => {
+            waiting.state.store(DONE, Ordering::Release);
+            Err(NoResult::Thread("the call's thread ended without a result".into()))
         }
+        Err(_) => Err(NoResult::Deadline),
     }
 }
 
@@ -135,5 +152,24 @@ mod tests {
         let both = tokio::time::timeout(Duration::from_secs(10), permits.acquire_many(2)).await;
         assert!(both.is_ok(), "the thread came back");
         assert!(!hung.is(Scope::Instance(one)));
+    }
+
+    #[tokio::test]
+    async fn a_call_that_nobody_waits_for_any_more_is_remembered_as_one_that_hangs() {
+        let hung = Arc::new(Hung::default());
+        let scope = Scope::Instance("1".repeat(32).parse().unwrap());
+        let (release, gate) = mpsc::channel::<()>();
+        let (ended, end) = mpsc::channel::<()>();
+        let call = run(ended, &hung, scope, Duration::from_secs(60), move || gate.recv());
+        let given_up = tokio::time::timeout(Duration::from_millis(20), call).await;
+        assert!(given_up.is_err());
+        assert!(hung.is(scope));
+        release.send(()).unwrap();
+        assert!(end.recv_timeout(Duration::from_secs(10)).is_err(), "its turn ends with the thread");
+        assert!(!hung.is(scope));
+
+        let dies = run((), &hung, scope, Duration::from_secs(60), || panic!("on purpose")).await;
+        assert!(matches!(dies, Err(NoResult::Thread(_))));
+        assert!(!hung.is(scope), "what ended does not hang");
     }
 }

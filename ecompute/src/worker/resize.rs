@@ -1,5 +1,7 @@
 //! Another size for a guest that is here.
 
+use std::sync::Arc;
+
 use ec_hypervisor::{DomainSize, HypervisorError};
 use ec_metadata::InstanceRecord;
 use ec_model::{Attachment, Resized, Resources, RunState, Size, State, Workload, greater};
@@ -96,7 +98,8 @@ impl Worker {
         self.put_record(record.clone()).await?;
         pause_for_test_named("before-grow-guest");
         let domain = self.domain_of(&target).await?;
-        match self.parts.hypervisor.grow(&domain).await {
+        let parts = Arc::clone(&self.parts);
+        match self.of_guest(parts.hypervisor.grow(&domain)).await? {
             Err(HypervisorError::Failed { detail, .. }) => {
                 tracing::info!(reason = detail, "it cannot have its new size while it runs");
                 return self.announce(State::Resizing, None).await;

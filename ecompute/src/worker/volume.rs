@@ -187,8 +187,9 @@ impl Worker {
         let either: Vec<Attachment> = either.into_iter().collect();
         self.tell_volumes(Volumes::Changing(either.clone())).await?;
         pause_for_test_named("before-set-volumes");
-        self.touched_hypervisor = true;
-        match (self.parts.hypervisor.set_volumes(self.job.instance, &wanted).await, keeps) {
+        let parts = Arc::clone(&self.parts);
+        let set = self.of_guest(parts.hypervisor.set_volumes(self.job.instance, &wanted)).await?;
+        match (set, keeps) {
             (Ok(()), None) => {
                 tracing::info!(volumes = %serde_json::json!(wanted), "it has the volumes that it is to have");
                 Ok(())
