@@ -249,9 +249,13 @@ async fn volumes(session: &Session) -> Vec<Finding> {
 /// Records that somebody deleted, or damaged.
 async fn records(session: &Session) -> Vec<Finding> {
     let cloud = &session.cloud;
-    let found =
-        tokio::try_join!(ec_cloud::unrecorded(cloud), ec_cloud::unfound(cloud), ec_cloud::unreadable(cloud));
-    let (found, unfound, damaged) = match found {
+    let found = tokio::try_join!(
+        ec_cloud::unrecorded(cloud),
+        ec_cloud::unfound(cloud),
+        ec_cloud::unreadable(cloud),
+        ec_cloud::unnamed_images(cloud)
+    );
+    let (found, unfound, damaged, unnamed) = match found {
         Ok(found) => found,
         Err(error) => return vec![not_known("records", &error)],
     };
@@ -265,7 +269,13 @@ async fn records(session: &Session) -> Vec<Finding> {
     };
     let lost = of_lost(&found, "are asked for, and etcd lacks their records");
     let unfound = of_lost(&unfound, "have lost the keys of their names, or of their places in groups");
-    lost.into_iter().chain(unfound).chain(damaged.into_iter().map(of_damaged)).collect()
+    let unnamed = of_those(
+        "records",
+        unnamed.iter().map(|image| format!("{} ({})", image.name, image.id)),
+        "are images that have lost the keys of their names",
+        "`eschedule image set UUID --name NAME` writes them anew",
+    );
+    lost.into_iter().chain(unfound).chain(unnamed).chain(damaged.into_iter().map(of_damaged)).collect()
 }
 
 /// What lies in the image store, and is to lie there.

@@ -22,7 +22,8 @@ pub(crate) use copied::{delete_copy, image_of_copy, left_over, told_of_copy};
 use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility, encode};
 use ec_store::{Compare, StoreError, Txn};
 use stored::{
-    Stored, bearers, drop_alone, drop_left_over, found, free, owned, read, take_away, taken, write,
+    Stored, bearers, drop_alone, drop_left_over, found, free, lost_names, owned, read, take_away, taken,
+    write,
 };
 
 use tokio::time::Instant;
@@ -144,6 +145,30 @@ pub async fn unrecorded_images(
         }
     }
     Ok(there)
+}
+
+/// Those of the project's images whose records say that they have names, and whose keys somebody deleted: nobody finds them by these.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn unnamed_images(cloud: &Cloud) -> CloudResult<Vec<Image>> {
+    let all: Vec<Image> = crate::catalog::all(cloud, &cloud.keys.images()).await?;
+    // Read later: each is written with its record, and goes with it.
+    let prefixes = [cloud.keys.all_image_names(), cloud.keys.all_public_images()];
+    let (names, public) = tokio::try_join!(cloud.store.keys(&prefixes[0]), cloud.store.keys(&prefixes[1]))?;
+    let there: HashSet<String> = names.into_iter().chain(public).collect();
+    let is_whole = |image: &Image| cloud.keys.names_of_image(image).iter().all(|name| there.contains(name));
+    let mut unnamed = Vec::new();
+    for image in all.into_iter().filter(|image| image.project == cloud.project && !is_whole(image)) {
+        // It may have been renamed or deleted since.
+        let now = read(cloud, image.id).await?.map(|stored| stored.doc.record);
+        if let Some(now) = now
+            && !lost_names(cloud, &now).await?.is_empty()
+        {
+            unnamed.push(now);
+        }
+    }
+    Ok(unnamed)
 }
 
 /// The image of that uuid or name: the project's own before one that everybody may use.
@@ -274,19 +299,18 @@ pub async fn change_image(cloud: &Cloud, text: &str, change: &ImageChange) -> Cl
         }
         let mut after = before.clone();
         change.make(&mut after)?;
-        if after == *before {
+        let lost = lost_names(cloud, before).await?;
+        if after == *before && lost.is_empty() {
             return Ok(after);
+        }
+        let own = cloud.keys.image_names(&cloud.project, &after.name);
+        let is_given = change.name.is_some() && (after.name != before.name || !lost.is_empty());
+        if is_given && bearers(cloud, &own).await?.iter().any(|other| other.doc.record.id != id) {
+            return Err(taken(&after.name));
         }
         after.updated_at = cloud.host.now();
         if let Some(written) = write(cloud, &stored, after.clone()).await? {
             return Ok(written.doc.record);
-        }
-        if !after.name.eq_ignore_ascii_case(&before.name)
-            && let Some(other) =
-                bearers(cloud, &cloud.keys.image_names(&cloud.project, &after.name)).await?.first()
-            && other.doc.record.id != id
-        {
-            return Err(taken(&after.name));
         }
         stored = found(cloud, &id.to_string()).await?;
     }

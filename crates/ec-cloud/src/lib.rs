@@ -88,7 +88,7 @@ pub use history::history;
 pub use image::{
     Bytes, Facts, ImageChange, NewImage, Upload, add_image, change_image, copy_for_image, delete_image,
     drop_copy, image, image_for, images, least_of_origin, stored_images, tend_copies, tend_images,
-    unrecorded_images,
+    unnamed_images, unrecorded_images,
 };
 pub use intent::{Naming, name_is_free};
 pub use kinds::Kinds;

@@ -155,9 +155,23 @@ pub(super) async fn read(cloud: &Cloud, id: ImageId) -> CloudResult<Option<Store
     Ok(Some(Stored { doc, revision: pair.mod_revision }))
 }
 
-/// Writes the image anew, with its names, where it still is as it was read, and nobody bears a name that is new.
+/// By what keys an image is to be found by its name, and is not: somebody deleted them.
+pub(super) async fn lost_names(cloud: &Cloud, image: &Image) -> CloudResult<Vec<String>> {
+    let mut lost = Vec::new();
+    for name in cloud.keys.names_of_image(image) {
+        if cloud.store.get(&name).await?.0.is_none() {
+            lost.push(name);
+        }
+    }
+    Ok(lost)
+}
+
+/// Writes the image anew, with its names, where it still is as it was read, and nobody bears a name that is new. A name whose key was
+/// lost is written again, unless another bears it by now.
 pub(super) async fn write(cloud: &Cloud, before: &Stored, after: Image) -> CloudResult<Option<Stored>> {
-    let (old, new) = (cloud.keys.names_of_image(&before.doc.record), cloud.keys.names_of_image(&after));
+    let (mut old, new) = (cloud.keys.names_of_image(&before.doc.record), cloud.keys.names_of_image(&after));
+    let lost = lost_names(cloud, &before.doc.record).await?;
+    old.retain(|name| !lost.contains(name));
     let key = cloud.keys.image(after.id);
     let mut doc = before.doc.clone();
     doc.record = after;
@@ -167,6 +181,9 @@ pub(super) async fn write(cloud: &Cloud, before: &Stored, after: Image) -> Cloud
     let own = cloud.keys.image_names(&doc.record.project, &doc.record.name);
     for name in new.iter().filter(|name| !old.contains(name)) {
         if name.starts_with(&own) {
+            if lost.contains(name) && !cloud.store.keys(&own).await?.is_empty() {
+                continue;
+            }
             txn = txn.when(Compare::NoneUnder(own.clone()));
         }
         txn = txn.put(name.clone(), "");

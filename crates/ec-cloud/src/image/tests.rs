@@ -260,6 +260,43 @@ async fn what_is_changed_is_found_by_its_new_name_only_and_seen_by_whom_it_says(
 }
 
 #[tokio::test]
+async fn a_name_whose_key_is_lost_is_told_and_written_again_unless_another_bears_it() {
+    let world = World::new();
+    let (ours, theirs) = (world.cloud("ours"), world.cloud("theirs"));
+    let id = world.add(&ours, &new("a", Visibility::Public), at("https://a")).await.unwrap().image().id;
+    assert!(unnamed_images(&ours).await.unwrap().is_empty());
+    let names = ours.keys.names_of_image(&image(&ours, "a").await.unwrap());
+    assert_eq!(names.len(), 2);
+    for name in &names {
+        world.memory.txn(Txn::new().delete(name.clone())).await.unwrap();
+        let unnamed = unnamed_images(&ours).await.unwrap();
+        assert_eq!(unnamed.iter().map(|image| image.id).collect::<Vec<_>>(), [id]);
+        assert!(unnamed_images(&theirs).await.unwrap().is_empty(), "it is nobody else's to mend");
+        let named = ImageChange { name: Some("a".into()), ..ImageChange::default() };
+        change_image(&ours, &id.to_string(), &named).await.unwrap();
+        assert!(unnamed_images(&ours).await.unwrap().is_empty());
+        assert_eq!(image(&theirs, "a").await.unwrap().id, id);
+    }
+    for name in &names {
+        world.memory.txn(Txn::new().delete(name.clone())).await.unwrap();
+    }
+    let other = world.add(&ours, &new("a", Visibility::Private), at("https://b")).await.unwrap().image().id;
+    assert_ne!(other, id);
+    let named = ImageChange { name: Some("A".into()), ..ImageChange::default() };
+    let error = change_image(&ours, &id.to_string(), &named).await.unwrap_err().to_string();
+    assert!(error.contains("there is an image `A` already"), "{error}");
+    // What else is changed of it is, and it is found by everybody again.
+    let protected = ImageChange { protected: Some(true), ..ImageChange::default() };
+    assert!(change_image(&ours, &id.to_string(), &protected).await.unwrap().protected);
+    assert_eq!(image(&ours, "a").await.unwrap().id, other);
+    assert_eq!(image(&theirs, "a").await.unwrap().id, id);
+    let named = ImageChange { name: Some("b".into()), ..ImageChange::default() };
+    change_image(&ours, &id.to_string(), &named).await.unwrap();
+    assert!(unnamed_images(&ours).await.unwrap().is_empty());
+    assert_eq!(image(&ours, "b").await.unwrap().id, id);
+}
+
+#[tokio::test]
 async fn an_image_is_used_once_its_bytes_are_there() {
     let world = World::new();
     let cloud = world.cloud("p");
