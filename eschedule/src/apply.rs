@@ -137,6 +137,13 @@ impl Applied {
     fn undo(&mut self, why: &str) {
         (self.note, self.undone) = (Some(why.to_owned()), true);
     }
+
+    /// The same where it is not begun for what became of another, which is told as a failure: so nobody else tells of this.
+    fn leave(&mut self, why: &str) {
+        let volume = if self.of_volume { "volume " } else { "" };
+        tell(&format!("= {volume}{}: {why}", self.name));
+        self.undo(why);
+    }
 }
 
 /// Applies a file.
@@ -235,12 +242,11 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
             interrupted()
         } else if waits {
             // What was to come in its place is not there.
-            one.undo("something before it failed: it is left");
+            one.leave("something before it failed: it is left");
             making.note_missing(step);
             continue;
         } else if let Some(why) = making.lacks(step) {
-            // Of that its own line tells.
-            one.undo(&why);
+            one.leave(&why);
             is_missing |= makes;
             making.note_missing(step);
             continue;
@@ -532,6 +538,11 @@ impl<'a> Making<'a> {
             Difference::Run(number) => _ = self.missing_instances.insert(*number),
             Difference::Volume(VolumeStep::Create(number)) => _ = self.missing_volumes.insert(*number),
             Difference::Volume(VolumeStep::Detach { volume, .. }) => _ = self.held.insert(*volume),
+            Difference::Destroy(instance, _) => {
+                let there = (0..self.of.volumes.len()).filter_map(|number| self.of.there(number));
+                let has = there.filter(|record| record.attached == Some(*instance));
+                self.held.extend(has.map(|record| record.instance));
+            }
             _ => {}
         }
     }

@@ -199,6 +199,37 @@ async fn they_grow_and_move_and_go_by_their_own_wish_alone() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn what_goes_stays_with_its_volumes_and_that_is_told_while_something_of_the_file_cannot_be_made()
+-> Result<()> {
+    let control = Control::start().await?;
+    let _agents = Agents::of(&control);
+    control.node("tight", true, &[("VCPU", 1000), ("MEMORY_MB", 1 << 20), ("DISK_GB", 9)]).await?;
+    let stack = |volumes: &str, holder: &str| {
+        format!(
+            "stack: shop\nvolumes: {{logs: {{size: 1}}{volumes}}}\ninstances:\n  {holder}: {{query: \"{SMALL}\", volumes: [logs]}}\n"
+        )
+    };
+    applied(&control, &stack("", "web"), &[], 0)?;
+    let had = holder(&control, "logs")?;
+    let other = stack(", extra: {size: 7}", "db");
+    let (_, told) = applied(&control, &other, &["--prune"], 1)?;
+    for line in [
+        "\n- web\n",
+        "\n= web: something before it failed: it is left\n",
+        "\n= volume logs: volume `logs` was not taken from who has it\n",
+        "extra: no allocations left",
+    ] {
+        ensure!(told.contains(line), "{line:?} is not in {told}");
+    }
+    ensure!(!told.contains("eschedule volume detach"), "{told}");
+    assert_eq!(holder(&control, "logs")?, had);
+    let done = applied(&control, &stack(", extra: {size: 6}", "db"), &["--prune"], 0)?.0;
+    assert_eq!(done, ["create extra", "destroy web", "attach logs"]);
+    assert_eq!(holder(&control, "logs")?, instance(&control, "db")?);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn a_copy_lies_where_its_source_does_and_what_is_gone_since_is_not_missed() -> Result<()> {
     let control = Control::start().await?;
     let _agents = Agents::of(&control);
