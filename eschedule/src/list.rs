@@ -1,8 +1,11 @@
 //! `eschedule list`: which instances, in which order, how many.
 
 use clap::{Args, ValueEnum, builder::NonEmptyStringValueParser};
-use ec_cloud::{Cloud, CloudError, Filter, SortBy, VolumeFilter, VolumeView, Whose, node_named, resolve};
-use ec_model::{State, Workload, input::LabelSelector};
+use ec_cloud::{
+    Cloud, CloudError, Filter, SortBy, SortVolumesBy, VolumeFilter, VolumeView, Whose, node_named, resolve,
+    resolve_volume,
+};
+use ec_model::{InstanceId, State, Workload, input::LabelSelector};
 use ec_runtime::exit::{Failure, tell};
 
 use crate::{
@@ -69,7 +72,7 @@ impl Which {
 
 /// Which volumes, or snapshots, are meant.
 #[derive(Args)]
-pub(crate) struct WhichVolumes {
+struct WhichVolumes {
     /// Only those of this status; more with commas, or given again
     #[arg(long, value_name = "STATUS", value_delimiter = ',', value_parser = VolumeView::STATUSES)]
     status: Vec<String>,
@@ -82,21 +85,91 @@ pub(crate) struct WhichVolumes {
     instance: Option<String>,
 }
 
-impl WhichVolumes {
-    /// The volumes that are meant, of all that there are.
+/// What of the list of volumes, or of snapshots, is shown.
+#[derive(Args)]
+pub(crate) struct ListingVolumes {
+    #[command(flatten)]
+    which: WhichVolumes,
+
+    /// What they are ordered by; equals by name and uuid
+    #[arg(long, value_name = "FIELD", default_value = "node")]
+    sort: SortVolumes,
+
+    #[command(flatten)]
+    most: Most,
+
+    /// Only what follows this one in that order: its name or its uuid
+    #[arg(long, value_name = "VOLUME")]
+    after: Option<String>,
+}
+
+impl ListingVolumes {
+    /// The volumes that are meant, or the snapshots among them; how many follow is told.
     ///
     /// # Errors
-    /// There is no such node or instance, or etcd does not answer.
-    pub(crate) async fn volumes(self, cloud: &Cloud) -> Result<Vec<VolumeView>, CloudError> {
-        let whose = self.whose.whose(cloud).await?;
-        let instance = match &self.instance {
+    /// There is no such node, instance or volume, or etcd does not answer.
+    pub(crate) async fn volumes(self, cloud: &Cloud, snapshots: bool) -> Result<Vec<VolumeView>, CloudError> {
+        let Self { which, sort, most, after } = self;
+        let whose = which.whose.whose(cloud).await?;
+        let instance = match &which.instance {
             Some(text) => Some(resolve(cloud, text).await?),
             None => None,
         };
-        let filter = VolumeFilter { statuses: self.status, whose, instance };
-        let mut volumes = ec_cloud::volumes(cloud).await?;
-        volumes.retain(|volume| filter.takes(volume));
-        Ok(volumes)
+        let after = match &after {
+            Some(text) => Some(resolve_volume(cloud, text).await?),
+            None => None,
+        };
+        let filter = VolumeFilter { statuses: which.status, whose, instance, snapshots };
+        let all = ec_cloud::volumes(cloud).await?;
+        let page = ec_cloud::page_of_volumes(all, &filter, sort.into(), after, most.limit())?;
+        tell_more(page.more, page.views.last().map(|last| last.volume));
+        Ok(page.views)
+    }
+}
+
+/// How much of a list is shown.
+#[derive(Args)]
+struct Most {
+    /// Not more than so many; how many follow is told on standard error
+    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
+    limit: Option<u32>,
+}
+
+impl Most {
+    fn limit(&self) -> Option<usize> {
+        self.limit.map(|limit| limit as usize)
+    }
+}
+
+/// How many follow a page that is the last of which.
+fn tell_more(more: usize, last: Option<InstanceId>) {
+    if let Some(last) = last.filter(|_| more > 0) {
+        tell(&format!("eschedule: {more} more follow: `--after {last}` goes on"));
+    }
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum SortVolumes {
+    Node,
+    Name,
+    Status,
+    /// The largest first
+    Size,
+    Project,
+    /// The oldest first
+    Created,
+}
+
+impl From<SortVolumes> for SortVolumesBy {
+    fn from(sort: SortVolumes) -> Self {
+        match sort {
+            SortVolumes::Node => Self::Node,
+            SortVolumes::Name => Self::Name,
+            SortVolumes::Status => Self::Status,
+            SortVolumes::Size => Self::Size,
+            SortVolumes::Project => Self::Project,
+            SortVolumes::Created => Self::Created,
+        }
     }
 }
 
@@ -110,9 +183,8 @@ pub(crate) struct Listing {
     #[arg(long, value_name = "FIELD", default_value = "node")]
     sort: Sort,
 
-    /// Not more than so many; how many follow is told on standard error
-    #[arg(long, value_name = "NUMBER", allow_negative_numbers = true, value_parser = clap::value_parser!(u32).range(1..))]
-    limit: Option<u32>,
+    #[command(flatten)]
+    most: Most,
 
     /// Only what follows this instance in that order
     #[arg(long, value_name = "INSTANCE")]
@@ -159,12 +231,10 @@ pub(crate) async fn list(session: &Session, listing: Listing, output: Output) ->
         Some(text) => Some(no_volume(cloud, text).await?),
         None => None,
     };
-    let limit = listing.limit.map(|limit| limit as usize);
-    let page = ec_cloud::page(ec_cloud::list(cloud).await?, &filter, listing.sort.into(), after, limit)?;
+    let all = ec_cloud::list(cloud).await?;
+    let page = ec_cloud::page(all, &filter, listing.sort.into(), after, listing.most.limit())?;
     let names = Names::of(cloud, Workload::Machine, output).await?;
     output::instances(output, &page.views, &names)?;
-    if let Some(last) = page.views.last().filter(|_| page.more > 0) {
-        tell(&format!("eschedule: {} more follow: `--after {}` goes on", page.more, last.instance));
-    }
+    tell_more(page.more, page.views.last().map(|last| last.instance));
     Ok(())
 }

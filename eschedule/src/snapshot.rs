@@ -13,7 +13,7 @@ use crate::{
     acting::Patience,
     cli::{Output, Waiting, waits_anyway},
     config::Session,
-    list::WhichVolumes,
+    list::ListingVolumes,
     output::{self, Names},
     shown::Shown,
     spec::once_each,
@@ -59,7 +59,7 @@ pub(crate) enum SnapshotCommand {
         waiting: Waiting,
     },
     /// List snapshots, those of all projects, by node and name
-    List(WhichVolumes),
+    List(Box<ListingVolumes>),
     /// Show a snapshot
     Show {
         /// Its name, its uuid, or the beginning of that
@@ -128,9 +128,8 @@ pub(crate) async fn snapshot(
             };
             make(session, &new, waiting, output).await
         }
-        SnapshotCommand::List(which) => {
-            let mut all = which.volumes(cloud).await?;
-            all.retain(|volume| volume.snapshot);
+        SnapshotCommand::List(listing) => {
+            let all = listing.volumes(cloud, true).await?;
             output::snapshots(output, &all, &Names::of(cloud, Workload::Volume, output).await?)
         }
         SnapshotCommand::Show { snapshot } => {

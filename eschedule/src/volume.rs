@@ -18,7 +18,7 @@ use crate::{
     acting::{CERTAIN, Patience, tell_later},
     cli::{Output, Waiting, at_once},
     config::Session,
-    list::WhichVolumes,
+    list::ListingVolumes,
     output::{self, Deleted, Names},
     run,
     several::{Asked, Told, each},
@@ -53,7 +53,7 @@ pub(crate) enum VolumeCommand {
     /// Make a volume: empty, of an image, or as a copy of another
     Create(Box<Creating>),
     /// List volumes, those of all projects, by node and name
-    List(WhichVolumes),
+    List(Box<ListingVolumes>),
     /// Show a volume
     Show {
         /// Its name, its uuid, or the beginning of that
@@ -241,8 +241,8 @@ pub(crate) async fn volume(session: &Session, command: VolumeCommand, output: Ou
     let cloud = &session.cloud;
     match command {
         VolumeCommand::Create(creating) => create(session, *creating, output).await,
-        VolumeCommand::List(which) => {
-            let volumes = which.volumes(cloud).await?;
+        VolumeCommand::List(listing) => {
+            let volumes = listing.volumes(cloud, false).await?;
             output::volumes(output, &volumes, &Names::of(cloud, Workload::Volume, output).await?)
         }
         VolumeCommand::Show { volume } => show(session, resolve_volume(cloud, &volume).await?, output).await,

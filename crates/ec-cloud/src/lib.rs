@@ -102,8 +102,8 @@ pub use restore::{Restoring, restore_snapshot};
 pub use rights::Part;
 pub use schedule::{NoRoom, Scheduled, schedule};
 pub use select::{
-    Filter, NodeNames, Page, SortBy, VolumeFilter, Whose, named_nodes, node_named, page, select,
-    select_volumes,
+    Filter, NodeNames, Page, SortBy, SortVolumesBy, VolumeFilter, Whose, named_nodes, node_named, page,
+    page_of_volumes, select, select_volumes,
 };
 pub use sizes::{settle, tend_claims};
 pub use source::{find_if_any, image_of, is_made, made_of, room_from};

@@ -59,6 +59,8 @@ pub struct VolumeFilter {
     pub whose: Whose,
     /// That this instance has, or is about to, and snapshots of its disk.
     pub instance: Option<InstanceId>,
+    /// Only such as are snapshots.
+    pub snapshots: bool,
 }
 
 impl VolumeFilter {
@@ -66,6 +68,7 @@ impl VolumeFilter {
     pub fn takes(&self, view: &VolumeView) -> bool {
         (self.statuses.is_empty() || self.statuses.contains(&view.status))
             && self.whose.takes(view.node, &view.labels, view.project.as_ref())
+            && (view.snapshot || !self.snapshots)
             && self.instance.is_none_or(|instance| {
                 view.instance == Some(instance) || view.snapshot && view.copy_of == Some(instance)
             })
@@ -105,11 +108,43 @@ pub(crate) fn sort(views: &mut [View], by: SortBy) {
     });
 }
 
+/// What a list of volumes is ordered by; equals are ordered by name and uuid.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum SortVolumesBy {
+    /// The node's uuid.
+    #[default]
+    Node,
+    /// The name.
+    Name,
+    /// The status' word.
+    Status,
+    /// The size, the largest first.
+    Size,
+    /// The project.
+    Project,
+    /// When it was asked for, the oldest first.
+    Created,
+}
+
+fn sort_volumes(views: &mut [VolumeView], by: SortVolumesBy) {
+    views.sort_by(|a, b| {
+        let first = match by {
+            SortVolumesBy::Node => a.node.cmp(&b.node),
+            SortVolumesBy::Name => a.name.cmp(&b.name),
+            SortVolumesBy::Status => a.status.cmp(&b.status),
+            SortVolumesBy::Size => b.size_gb.cmp(&a.size_gb),
+            SortVolumesBy::Project => a.project.cmp(&b.project),
+            SortVolumesBy::Created => a.created_at.cmp(&b.created_at),
+        };
+        first.then_with(|| (&a.name, a.volume).cmp(&(&b.name, b.volume)))
+    });
+}
+
 /// A part of a list.
 #[derive(Debug)]
-pub struct Page {
+pub struct Page<V> {
     /// In their order.
-    pub views: Vec<View>,
+    pub views: Vec<V>,
     /// How many follow.
     pub more: usize,
 }
@@ -126,22 +161,47 @@ pub fn page(
     by: SortBy,
     after: Option<InstanceId>,
     limit: Option<usize>,
-) -> CloudResult<Page> {
+) -> CloudResult<Page<View>> {
     sort(&mut views, by);
-    let begin = match after {
-        None => 0,
-        Some(after) => match views.iter().position(|view| view.instance == after) {
-            Some(place) => place + 1,
-            None => {
-                let why = format!("instance {after} is not in the list any more: begin with the first page");
-                return Err(CloudError::Refused(why));
-            }
-        },
-    };
-    let mut views: Vec<View> = views.drain(begin..).filter(|view| filter.takes(view)).collect();
+    let begin = behind(after, "instance", views.iter().map(|view| view.instance))?;
+    Ok(cut(views.drain(begin..).filter(|view| filter.takes(view)).collect(), limit))
+}
+
+/// The same of volumes.
+///
+/// # Errors
+/// [`CloudError::Refused`] where `after` is not in the list.
+pub fn page_of_volumes(
+    mut views: Vec<VolumeView>,
+    filter: &VolumeFilter,
+    by: SortVolumesBy,
+    after: Option<InstanceId>,
+    limit: Option<usize>,
+) -> CloudResult<Page<VolumeView>> {
+    sort_volumes(&mut views, by);
+    let begin = behind(after, "volume", views.iter().map(|view| view.volume))?;
+    Ok(cut(views.drain(begin..).filter(|view| filter.takes(view)).collect(), limit))
+}
+
+/// How many of the list there are up to that one.
+fn behind(
+    after: Option<InstanceId>,
+    what: &str,
+    mut listed: impl Iterator<Item = InstanceId>,
+) -> CloudResult<usize> {
+    let Some(after) = after else { return Ok(0) };
+    match listed.position(|one| one == after) {
+        Some(place) => Ok(place + 1),
+        None => Err(CloudError::Refused(format!(
+            "{what} {after} is not in the list any more: begin with the first page"
+        ))),
+    }
+}
+
+fn cut<V>(mut views: Vec<V>, limit: Option<usize>) -> Page<V> {
     let more = views.len().saturating_sub(limit.unwrap_or(usize::MAX));
     views.truncate(views.len() - more);
-    Ok(Page { views, more })
+    Page { views, more }
 }
 
 /// The instances of the project that all selectors take.
@@ -352,7 +412,7 @@ mod tests {
         ]
     }
 
-    fn names(page: &Page) -> String {
+    fn names(page: &Page<View>) -> String {
         page.views.iter().filter_map(|view| view.name.as_deref()).collect()
     }
 
@@ -419,6 +479,46 @@ mod tests {
         let labels = vec![label_selector("role=db").unwrap()];
         assert_eq!(took(of(Whose { labels, ..whose() })), "b");
         assert_eq!(took(of(Whose { project: Some("q".into()), node, ..whose() })), "");
+        assert_eq!(took(VolumeFilter { snapshots: true, ..none() }), "d");
+    }
+
+    #[test]
+    fn a_list_of_volumes_has_pages_in_each_of_its_orders() {
+        let all = || {
+            let of = |number: u32, name, state, size| VolumeView {
+                size_gb: size,
+                created_at: jiff::Timestamp::from_second(10 - i64::from(number)).ok(),
+                ..told(view(u128::from(number), name, state, None), None, None)
+            };
+            vec![
+                of(1, "a", State::Error, Some(2)),
+                of(2, "b", State::Active, Some(9)),
+                of(3, "c", State::Active, None),
+                of(4, "d", State::Active, Some(2)),
+            ]
+        };
+        let id = |number: u128| InstanceId::new(uuid::Uuid::from_u128(number));
+        let of = |filter: &VolumeFilter, by, after, limit| {
+            let page = page_of_volumes(all(), filter, by, after, limit)?;
+            let names = page.views.iter().filter_map(|view| view.name.as_deref());
+            Ok::<_, CloudError>((names.collect::<String>(), page.more))
+        };
+        let any = VolumeFilter::default();
+        for (by, order) in [
+            (SortVolumesBy::Name, "abcd"),
+            (SortVolumesBy::Status, "bcda"),
+            (SortVolumesBy::Size, "badc"),
+            (SortVolumesBy::Created, "dcba"),
+        ] {
+            assert_eq!(of(&any, by, None, None).unwrap(), (order.to_owned(), 0), "{by:?}");
+        }
+        assert_eq!(of(&any, SortVolumesBy::Size, None, Some(3)).unwrap(), ("bad".to_owned(), 1));
+        assert_eq!(of(&any, SortVolumesBy::Size, Some(id(4)), Some(3)).unwrap(), ("c".to_owned(), 0));
+        // A page goes on behind one that the filter takes no more.
+        let there = VolumeFilter { statuses: vec!["available".to_owned()], ..VolumeFilter::default() };
+        assert_eq!(of(&there, SortVolumesBy::Name, Some(id(1)), Some(1)).unwrap(), ("b".to_owned(), 2));
+        let error = of(&any, SortVolumesBy::Name, Some(id(7)), None).unwrap_err().to_string();
+        assert!(error.starts_with("volume ") && error.contains("begin with the first page"), "{error}");
     }
 
     fn node(number: u128) -> NodeId {
