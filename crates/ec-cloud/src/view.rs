@@ -410,18 +410,23 @@ pub(crate) async fn list_of(
             Some(_) => {}
         }
     }
-    // Of one that is about to be destroyed the record is gone already.
+    // Of one that is about to be destroyed the record is gone already, and of one that etcd lost the request, too.
     for (&(_, instance), &[request, status]) in &both {
-        let of_request = request.filter(|_| !recorded.contains_key(&instance));
-        let Some(Ok(mut other)) = of_request.map(|pair| decode_part::<Request, Other>(&pair.value)) else {
+        if recorded.contains_key(&instance) {
+            continue;
+        }
+        let other = match (request, status) {
+            (Some(pair), _) => decode_part::<Request, Other>(&pair.value),
+            (None, Some(pair)) => decode_part::<Status, Other>(&pair.value),
+            (None, None) => continue,
+        };
+        let Some(mut other) = other.ok().filter(|it| it.kind.is_machine() && it.kind != kind) else {
             continue;
         };
-        if other.kind.is_machine() && other.kind != kind {
-            if let Some(pair) = status {
-                other.told.hear(pair);
-            }
-            others.insert(instance, Other { is_asked_for: true, ..other });
+        if let Some(pair) = status {
+            other.told.hear(pair);
         }
+        others.insert(instance, Other { is_asked_for: request.is_some(), ..other });
     }
     // Of every kind: what a killed command left is taken away whoever looks.
     let alone = recorded.keys().chain(others.keys()).copied().filter(|instance| !listed.contains(instance));

@@ -9,7 +9,7 @@ use ec_runtime::planted;
 use ec_store::{Compare, StoreError, Txn};
 
 use super::{
-    holder::{as_read, holder_of, holds, lost_by, way_off},
+    holder::{as_read, had, holder_of, holds, lost_by, way_off},
     known_volume,
 };
 use crate::{
@@ -350,9 +350,7 @@ async fn detach_heard(
             Err(CloudError::NotFound(_)) | Ok(_) => {
                 return match lost_by(cloud, instance, volume).await? {
                     Some(_) => Ok(None),
-                    None => Err(CloudError::Refused(format!(
-                        "instance {instance} has volume {volume} until its end, which is on its way"
-                    ))),
+                    None => Err(had(cloud, instance, volume).await),
                 };
             }
             Err(error) => return Err(error),

@@ -56,6 +56,7 @@ pub(crate) async fn refuse_held(cloud: &Cloud, disk: &Known, verb: &Verb) -> Clo
     if !matches!(verb, Verb::Resize(_)) && !is_down {
         let why = match machine.is_doomed() {
             true => "is being destroyed: it has it until its end".to_owned(),
+            false if machine.record.is_none() && !machine.is_asked_for() => FORGOTTEN.to_owned(),
             false => format!("is not stopped: `eschedule stop {holder}`"),
         };
         return Err(refused(format!("instance {holder} has it, and {why}")));
@@ -240,7 +241,7 @@ pub(crate) async fn refuse_missed(cloud: &Cloud, disk: &Known) -> CloudResult<Ve
 }
 
 /// That a machine has a volume, and how it comes to have it no more.
-async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudError {
+pub(super) async fn had(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> CloudError {
     let way = way_off(cloud, holder, volume).await;
     CloudError::Refused(format!("instance {holder} has volume {volume}: {way}"))
 }
@@ -268,6 +269,9 @@ fn is_recorded(disk: &Known) -> bool {
     disk.record.as_ref().is_some_and(|record| record.assigned.is_some())
 }
 
+/// What is told of a machine that runs, and of which etcd has neither record nor request.
+const FORGOTTEN: &str = "etcd has forgotten that; `eschedule heal` brings back what it lost, or `eschedule destroy` ends the instance first";
+
 /// How a machine that has a volume comes to have it no more.
 pub(super) async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceId) -> &'static str {
     let device = match find(cloud, holder).await {
@@ -275,7 +279,7 @@ pub(super) async fn way_off(cloud: &Cloud, holder: InstanceId, volume: InstanceI
             return "it is being destroyed, and has it until its end";
         }
         Ok(Found::Placed(machine)) if machine.record.is_none() && !machine.is_asked_for() => {
-            return "etcd has forgotten that; `eschedule heal` brings back what it lost, or `eschedule destroy` ends the instance first";
+            return FORGOTTEN;
         }
         // Its record has it still, by which it can be asked for again.
         Ok(Found::Placed(machine)) if machine.has_failed() => {

@@ -768,6 +768,27 @@ async fn a_volume_whose_machine_is_about_to_go_is_told_and_listed_as_in_use() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_volume_of_a_guest_that_etcd_lost_is_told_and_listed_as_in_use_and_not_detached() {
+    let world = World::new(1, 0, &[]).await.roomy(9);
+    let (cloud, keys) = (world.cloud(), &world.keys);
+    let (volume, made) = world.volume_of_a_machine().await;
+    let key = keys.status(made.node, made.instance);
+    let status: Status = decode(&world.under(&key)[0].value).unwrap();
+    let volumes = vec![ec_model::Attachment { volume, device: "vdb".to_owned() }];
+    let told = Status { state: State::Unclaimed, volumes, ..status };
+    let lost = Txn::new()
+        .delete(keys.instance(made.instance))
+        .delete(keys.request(made.node, made.instance))
+        .put(key, encode(&told));
+    world.etcd.memory.txn(lost).await.unwrap();
+    let (one, listed) = (crate::volume(&cloud, volume).await.unwrap(), crate::volumes(&cloud).await.unwrap());
+    assert_eq!((one.status.as_str(), one.instance), ("in-use", Some(made.instance)));
+    assert_eq!(one.device.as_deref(), Some("vdb"));
+    assert_eq!(listed, [one]);
+    refused(detach(&cloud, volume, None).await, "etcd has forgotten that");
+}
+
+#[tokio::test(start_paused = true)]
 async fn what_no_program_can_read_is_found_in_every_kind_and_project() {
     let world = World::new(1, 0, &[]).await.roomy(9);
     let (cloud, memory) = (world.cloud(), &world.etcd.memory);
