@@ -6,7 +6,7 @@ use ec_cloud::{Ask, Begun, CloudError, Difference, Guest, STACK, Wished};
 use ec_model::{ImageRef, Instance, OF_INSTANCE, OF_VOLUME, ResourceQuery, Resources};
 use ec_runtime::exit::{FAILED, Failure, USAGE};
 
-use super::DISK;
+use super::making::DISK;
 use crate::{
     cli::{Given, Traits},
     config::Session,

@@ -10,7 +10,12 @@ use ec_cloud::{
 use ec_model::{ImageRef, InstanceId, NodeId, State, Workload};
 use ec_runtime::exit::Failure;
 
-use super::{Applied, Asked, LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack, words};
+use super::{
+    Applied,
+    making::{LOOKS, Making, given_back, interrupted, is_of_stack, no_room, of_stack},
+    waits::Asked,
+    words,
+};
 use crate::{
     config::Session,
     run,

@@ -5,7 +5,7 @@ use ec_model::{InstanceId, NodeId, Request, State, Status};
 use ec_runtime::exit::Failure;
 use tokio::time::Instant;
 
-use super::{Applied, Making};
+use super::{Applied, making::Making};
 use crate::{acting::tell_later, several, shown::Shown};
 
 /// What was asked for of one, as far as it is waited for.
