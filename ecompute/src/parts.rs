@@ -23,7 +23,7 @@ use crate::{
     jobs::Jobs,
     port::{Inquiry, Recent, Streams},
     presence::Presence,
-    register::{Capacity, Stood},
+    register::{Capacity, Reserved, Stood},
     storage::Asked,
 };
 
@@ -49,8 +49,8 @@ pub struct Parts {
     pub presence: Presence,
     /// What guests take that are here and that placement does not count, or has no room to: reserved in the inventory.
     pub uncounted: watch::Sender<BTreeMap<InstanceId, Resources>>,
-    /// What of each class this agent has reserved last: what an operator reserved is told from it.
-    pub reserved: Mutex<BTreeMap<String, u64>>,
+    /// What of each class this agent may have reserved: what an operator reserved is told from it.
+    pub(crate) reserved: Mutex<Reserved>,
     /// Held by who tells placement of amounts: what one part of this agent has just reserved would pass for an operator's with another.
     pub(crate) telling: tokio::sync::Mutex<Stood>,
     /// What of the host keeps new work away.

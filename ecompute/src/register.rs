@@ -1,10 +1,11 @@
 //! The node's resource provider in placement: what it has to give, and what it can.
 
+mod reserved;
 mod stood;
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
@@ -20,6 +21,7 @@ use crate::{
     parts::Parts,
     storage,
 };
+pub(crate) use reserved::Reserved;
 pub(crate) use stood::Stood;
 
 const DISK: &str = "DISK_GB";
@@ -347,9 +349,10 @@ async fn tell_changes(
     anew: bool,
 ) -> Result<(), PlacementError> {
     let (mut current, generation) = parts.placement.counted_inventory(parts.node).await?;
-    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let come_back = stood.come_back(generation, &current);
-    told.extend(come_back.map(|(class, inventory)| (class.clone(), inventory.reserved)));
+    let mut told = reserved(parts).clone();
+    for (class, inventory) in stood.come_back(generation, &current) {
+        told.begin(class, inventory);
+    }
     let stands = Stood::now(generation, &current, &told);
     let is_shared = parts.settings.shared.is_some();
     if let Some(shared) = &parts.settings.shared {
@@ -369,8 +372,8 @@ async fn tell_changes(
         && !reserves_otherwise(DISK, disk, current)
     {
         // Another node of the same storage was quicker to say it, and may be gone when it is to be taken back.
-        note_reserved(parts, [(DISK, current)]);
-        told.insert(DISK.to_owned(), current.reserved);
+        reserved(parts).stands(DISK, current);
+        told.stands(DISK, current);
     }
     let news = News { offers: wanted, told, is_disk_shared: is_shared && !anew };
     let (wanted, is_others) = news.over(&current);
@@ -383,9 +386,7 @@ async fn tell_changes(
     let outcome = tell_over(parts, &wanted, |current| news.over(current).0).await;
     if is_others {
         // Nor later, as if it were this agent's own.
-        let mut reserved = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        reserved.remove(DISK);
-        reserved.extend(news.told.get(DISK).map(|own| (DISK.to_owned(), *own)));
+        reserved(parts).forget(DISK, &news.told);
     }
     // Where it failed, what came back is still to be told.
     let generation = outcome?;
@@ -397,8 +398,8 @@ async fn tell_changes(
 /// What a node offers, to be told where placement has it otherwise.
 struct News {
     offers: BTreeMap<String, Inventory>,
-    /// What this agent has reserved last, by class.
-    told: BTreeMap<String, u64>,
+    /// What of them this agent may have reserved.
+    told: Reserved,
     /// Others reserve of the disk, too.
     is_disk_shared: bool,
 }
@@ -411,33 +412,28 @@ impl News {
         let mut is_others = false;
         if self.is_disk_shared
             && let (Some(current), Some(disk)) = (current.get(DISK), wanted.get_mut(DISK))
-            && self.told.get(DISK) != Some(&current.reserved)
+            && !self.told.is_own(DISK, current)
             && disk.reserved < current.reserved
         {
             disk.reserved = current.reserved.min(disk.total);
             is_others = true;
         }
         wanted.retain(|class, inventory| {
-            let told = self.told.get(class).copied();
             let is_shared = self.is_disk_shared && class == DISK;
-            current.get(class).is_none_or(|current| is_to_tell(class, inventory, current, told, is_shared))
+            current.get(class).is_none_or(|current| {
+                let is_own = self.told.is_own(class, current);
+                is_to_tell(class, inventory, current, is_own, is_shared)
+            })
         });
         (wanted, is_others)
     }
 }
 
 /// Whether a class is to be told anew: where another amount is reserved, or it is not what the agent registers at its start, as in a
-/// placement that was put back to an older time. What an operator locked stays. `told` is what the agent has reserved last; what is
+/// placement that was put back to an older time. What an operator locked stays; `is_own`: the agent has reserved what is. What is
 /// others' too, each node of a storage would say otherwise where they are not configured alike: there more is reserved than stands
 /// there, and only of one's own less; and it is told where the storage became smaller, since what is not there is not to be given out.
-fn is_to_tell(
-    class: &str,
-    wanted: &Inventory,
-    current: &Inventory,
-    told: Option<u64>,
-    is_others: bool,
-) -> bool {
-    let is_own = told == Some(current.reserved);
+fn is_to_tell(class: &str, wanted: &Inventory, current: &Inventory, is_own: bool, is_others: bool) -> bool {
     // Where guests that are not counted take all that there is, this agent has reserved all of it itself.
     if is_all(current) && !is_own {
         return false;
@@ -504,9 +500,20 @@ async fn tell_over(
     inventory: &BTreeMap<String, Inventory>,
     choose: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
 ) -> Result<u64, PlacementError> {
+    // Before: a write whose answer is lost may have been done, and is not to pass for an operator's. Nor is what stands there where it
+    // was not.
+    inventory.iter().for_each(|(class, inventory)| reserved(parts).begin(class, inventory));
+    let counted = write_over(parts, inventory, choose).await?;
+    inventory.iter().for_each(|(class, inventory)| reserved(parts).stands(class, inventory));
+    Ok(counted)
+}
+
+async fn write_over(
+    parts: &Parts,
+    inventory: &BTreeMap<String, Inventory>,
+    choose: impl Fn(&BTreeMap<String, Inventory>) -> BTreeMap<String, Inventory>,
+) -> Result<u64, PlacementError> {
     let placement = &parts.placement;
-    // Before: a write whose answer is lost may have been done, and is not to pass for an operator's.
-    note_reserved(parts, inventory.iter().map(|(class, inventory)| (class.as_str(), inventory)));
     let over = |current: &BTreeMap<String, Inventory>, is_its: fn(&str) -> bool| {
         let chosen = choose(current).into_iter().filter(|(class, _)| is_its(class));
         current.clone().into_iter().chain(chosen).collect::<BTreeMap<_, _>>()
@@ -541,9 +548,8 @@ async fn drop_own_disk(parts: &Parts) -> Result<BTreeMap<String, Inventory>, Pla
     }
 }
 
-fn note_reserved<'a>(parts: &Parts, inventory: impl IntoIterator<Item = (&'a str, &'a Inventory)>) {
-    let mut told = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-    told.extend(inventory.into_iter().map(|(class, inventory)| (class.to_owned(), inventory.reserved)));
+fn reserved(parts: &Parts) -> MutexGuard<'_, Reserved> {
+    parts.reserved.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Claims for a guest what is kept free for it. That it is no more kept free and that it is claimed is one write: nobody else is given the
@@ -568,38 +574,28 @@ pub(crate) async fn claim_kept(
         inventory.into_iter().map(of_class).collect::<BTreeMap<_, _>>()
     };
     let (with, without) = (kept(None), kept(Some(instance)));
-    // By class: what was noted before of what is reserved, and what is noted of it now.
-    let noted: Mutex<BTreeMap<String, (Option<u64>, u64)>> = Mutex::default();
+    let before = reserved(parts).clone();
+    let written: Mutex<BTreeMap<String, Inventory>> = Mutex::default();
     let change = |current: &BTreeMap<String, Inventory>| {
         let mut wanted = current.clone();
+        let mut changed = BTreeMap::new();
         for (class, inventory) in &mut wanted {
             let of = |kept: &BTreeMap<String, u64>| kept.get(class).copied().unwrap_or(0);
-            // As it was before the first try.
-            let first =
-                noted.lock().unwrap_or_else(PoisonError::into_inner).get(class).map(|(told, _)| *told);
-            let told = first.unwrap_or_else(|| {
-                parts.reserved.lock().unwrap_or_else(PoisonError::into_inner).get(class).copied()
-            });
             // What an operator locked stays so, and is not noted for this agent's own.
-            if inventory.reserved < inventory.total || told == Some(inventory.reserved) {
+            if inventory.reserved < inventory.total || before.is_own(class, inventory) {
                 let less = inventory.reserved.saturating_sub(of(&with) - of(&without));
                 inventory.reserved = less.max(of(&without)).min(inventory.reserved);
-                let mut noted = noted.lock().unwrap_or_else(PoisonError::into_inner);
-                noted.entry(class.clone()).or_insert((told, 0)).1 = inventory.reserved;
-                note_reserved(parts, [(class.as_str(), &*inventory)]);
+                reserved(parts).begin(class, inventory);
+                changed.insert(class.clone(), inventory.clone());
             }
         }
+        *written.lock().unwrap_or_else(PoisonError::into_inner) = changed;
         wanted
     };
     let claimed = parts.placement.claim_reserved(instance, allocations, owner, parts.node, change).await;
-    if matches!(&claimed, Err(error) if !matches!(error, PlacementError::Unreachable { .. })) {
-        // It was not done: what stands there is this agent's own still, and must not pass for an operator's.
-        let mut reserved = parts.reserved.lock().unwrap_or_else(PoisonError::into_inner);
-        for (class, (before, now)) in noted.into_inner().unwrap_or_else(PoisonError::into_inner) {
-            if let Some(before) = before.filter(|_| reserved.get(&class) == Some(&now)) {
-                reserved.insert(class, before);
-            }
-        }
+    if claimed.is_ok() {
+        let written = written.into_inner().unwrap_or_else(PoisonError::into_inner);
+        written.iter().for_each(|(class, inventory)| reserved(parts).stands(class, inventory));
     }
     Some(claimed)
 }
@@ -692,7 +688,8 @@ mod tests {
 
     #[test]
     fn what_a_placement_that_was_put_back_has_otherwise_is_told_anew_and_what_wobbles_is_not() {
-        let is_told = |class, current: Inventory| is_to_tell(class, &THERE, &current, Some(40), false);
+        let is_told =
+            |class, current: Inventory| is_to_tell(class, &THERE, &current, current.reserved == 40, false);
         assert!(!is_told(DISK, THERE));
         assert!(!is_told(DISK, Inventory { reserved: 41, total: 495, max_unit: 495, ..THERE }));
         for current in [
@@ -708,6 +705,9 @@ mod tests {
         assert!(is_told("VCPU", Inventory { total: 499, ..THERE }));
     }
 
+    /// A generation at which nothing is written.
+    const FROZEN: u64 = 50;
+
     /// A provider's inventory; an operator locks it just before something is written for the first time.
     struct Locked(Mutex<(u64, BTreeMap<String, Inventory>)>);
 
@@ -721,7 +721,7 @@ mod tests {
             }
             let mut status = StatusCode::OK;
             if let Some(body) = request.body {
-                match body["resource_provider_generation"] == own.0 {
+                match own.0 != FROZEN && body["resource_provider_generation"] == own.0 {
                     true => *own = (own.0 + 1, serde_json::from_value(body["inventories"].clone()).unwrap()),
                     false => status = StatusCode::CONFLICT,
                 }
@@ -755,13 +755,13 @@ mod tests {
         let parts = beside(state.path(), &locked).await;
         // As this agent has told it, on a host with fewer processors.
         let told = BTreeMap::from([("VCPU".to_owned(), there.clone())]);
-        note_reserved(&parts, told.iter().map(|(class, inventory)| (class.as_str(), inventory)));
+        told.iter().for_each(|(class, inventory)| reserved(&parts).stands(class, inventory));
         look(&parts).await;
         let all = locked.0.lock().unwrap().1.clone();
         assert_eq!(all["VCPU"], Inventory { reserved: 1, ..there }, "an operator's");
         assert!(all["MEMORY_MB"].total > 0, "of what nobody locked all is told");
-        let noted = parts.reserved.lock().unwrap().get("VCPU").copied();
-        assert_eq!(noted, Some(0), "the lock does not pass for its own");
+        assert!(!reserved(&parts).is_own("VCPU", &all["VCPU"]), "the lock does not pass for its own");
+        assert!(reserved(&parts).is_own("VCPU", &told["VCPU"]));
     }
 
     #[tokio::test]
@@ -771,11 +771,11 @@ mod tests {
         let parts = beside(state.path(), &locked).await;
         look(&parts).await;
         let unlocked = locked.0.lock().unwrap().clone();
-        let reserved = |class: &str| {
+        let stands = |class: &str| {
             let stands = &locked.0.lock().unwrap().1[class];
             (stands.reserved, stands.total)
         };
-        let own = reserved("VCPU");
+        let own = stands("VCPU");
         // As an agent leaves it at its end, on a host with more processors, and one in trouble.
         let mut ended = (7, unlocked.1.clone());
         for (class, of) in ended.1.iter_mut().filter(|(class, _)| *class != "MEMORY_MB") {
@@ -784,8 +784,8 @@ mod tests {
         }
         locked.0.lock().unwrap().clone_from(&ended);
         look(&parts).await;
-        assert_eq!(reserved("VCPU"), own, "with its total");
-        assert!(reserved(DISK).0 < reserved(DISK).1);
+        assert_eq!(stands("VCPU"), own, "with its total");
+        assert!(stands(DISK).0 < stands(DISK).1);
         // By an operator, while the agent may have been cut off and have a new lease.
         let mut of_an_operator = locked.0.lock().unwrap().clone();
         of_an_operator.0 += 30;
@@ -794,30 +794,55 @@ mod tests {
         locked.0.lock().unwrap().clone_from(&of_an_operator);
         let all = own.1;
         look(&parts).await;
-        assert_eq!(reserved("VCPU"), (all, all));
+        assert_eq!(stands("VCPU"), (all, all));
         locked.0.lock().unwrap().clone_from(&ended);
         look(&parts).await;
-        assert_eq!(reserved("VCPU"), (all + 1, all + 1), "it was locked before");
-        assert!(reserved(DISK).0 < reserved(DISK).1);
+        assert_eq!(stands("VCPU"), (all + 1, all + 1), "it was locked before");
+        assert!(stands(DISK).0 < stands(DISK).1);
         // Who takes it away does so for good.
         let generation = locked.0.lock().unwrap().0;
         *locked.0.lock().unwrap() = (generation + 1, unlocked.1);
         look(&parts).await;
         *locked.0.lock().unwrap() = ended;
         look(&parts).await;
-        assert_eq!(reserved("VCPU"), own);
+        assert_eq!(stands("VCPU"), own);
+    }
+
+    #[tokio::test]
+    async fn what_the_agent_locked_is_its_own_although_it_could_not_unlock_it_at_once() {
+        let state = tempfile::tempdir().unwrap();
+        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
+        let parts = beside(state.path(), &locked).await;
+        look(&parts).await;
+        let open = locked.0.lock().unwrap().1.clone();
+        let trouble =
+            Trouble { kind: ec_model::TroubleKind::Disk, since: parts.host.now(), why: "full".to_owned() };
+        parts.troubles.send_replace(vec![trouble]);
+        look(&parts).await;
+        let all = locked.0.lock().unwrap().1["VCPU"].clone();
+        assert_eq!(all.reserved, all.total);
+        parts.troubles.send_replace(Vec::new());
+        // Somebody writes between each question and what is written then, until nobody tries any more.
+        locked.0.lock().unwrap().0 = FROZEN;
+        let measured = measure(&parts).await.unwrap();
+        let told = tell_changes(&parts, &mut *parts.telling.lock().await, measured, false).await;
+        assert!(told.is_err());
+        locked.0.lock().unwrap().0 = 60;
+        look(&parts).await;
+        assert_eq!(locked.0.lock().unwrap().1["VCPU"].reserved, open["VCPU"].reserved);
     }
 
     #[test]
     fn what_an_operator_locked_stays_and_what_the_agent_did_does_not() {
         let locked = Inventory { total: 400, reserved: 400, ..THERE };
-        assert!(!is_to_tell("VCPU", &THERE, &locked, Some(40), false));
-        assert!(is_to_tell("VCPU", &THERE, &locked, Some(400), false));
+        assert!(!is_to_tell("VCPU", &THERE, &locked, false, false));
+        assert!(is_to_tell("VCPU", &THERE, &locked, true, false));
     }
 
     #[test]
     fn of_what_others_reserve_too_a_node_takes_back_only_its_own() {
-        let is_told = |current: Inventory, told| is_to_tell(DISK, &THERE, &current, Some(told), true);
+        let is_told =
+            |current: Inventory, told| is_to_tell(DISK, &THERE, &current, current.reserved == told, true);
         assert!(is_told(Inventory { reserved: 10, ..THERE }, 40));
         assert!(!is_told(Inventory { reserved: 90, ..THERE }, 40));
         assert!(is_told(Inventory { reserved: 90, ..THERE }, 90));

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use ec_placement_client::Inventory;
 
-use super::is_all;
+use super::{Reserved, is_all};
 
 /// How the node stood when it was looked at, or told of, last.
 #[derive(Debug, Default)]
@@ -29,15 +29,10 @@ impl Stood {
         current.iter().filter(move |(class, stands)| was_put_back && is_back(class, stands))
     }
 
-    /// How it stands now. `told` is what this agent has reserved: more than that is an operator's lock.
-    pub(super) fn now(
-        generation: u64,
-        current: &BTreeMap<String, Inventory>,
-        told: &BTreeMap<String, u64>,
-    ) -> Self {
-        let is_others = |(class, stands): &(&String, &Inventory)| {
-            is_all(stands) && told.get(*class) != Some(&stands.reserved)
-        };
+    /// How it stands now. `told` is what this agent may have reserved: other locks are operators'.
+    pub(super) fn now(generation: u64, current: &BTreeMap<String, Inventory>, told: &Reserved) -> Self {
+        let is_others =
+            |(class, stands): &(&String, &Inventory)| is_all(stands) && !told.is_own(class, stands);
         let locked = current.iter().filter(is_others).map(|(class, _)| class.clone()).collect();
         Self { generation, locked }
     }

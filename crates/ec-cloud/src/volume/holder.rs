@@ -28,7 +28,11 @@ pub(crate) async fn refuse_held(cloud: &Cloud, disk: &Known, verb: &Verb) -> Clo
     if lost_by(cloud, holder, volume).await?.is_some() {
         return Ok(None);
     }
-    let machine = find_placed(cloud, holder).await?;
+    let machine = match find_placed(cloud, holder).await {
+        // It has come to its end since.
+        Err(CloudError::NotFound(_)) => return Ok(None),
+        machine => machine?,
+    };
     let word = verb.name_of(Workload::Volume);
     let refused = |why: String| CloudError::Refused(format!("cannot {word} volume {volume}: {why}"));
     if let Some(record) = &machine.record {
