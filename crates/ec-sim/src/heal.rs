@@ -17,7 +17,8 @@ use crate::{
     door::content,
     last::{bring_home, bring_to_an_end},
     life::Life,
-    referee::{Known, asked_of, claimed, marked},
+    node::PROCESSORS,
+    referee::{Known, asked_of, claimed, marked, offered_by},
     rest::stay_at_rest,
     traces::{Records, Traces, has_room, is_kept_free, records},
     user::cloud,
@@ -560,6 +561,17 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
         let kept = world.store.content(prefix).pairs.into_iter();
         let kept = kept.filter(|pair| pair.lease.is_none() && !is_forgotten(&pair.key));
         found.extend(kept.map(|pair| (BOUND, pair.key)));
+    }
+    // Nothing is kept from anybody that no trouble and no guest keeps.
+    let is_shared = world.shares_storage();
+    for node in world.computers.iter().map(|computer| computer.node) {
+        let [processors, disk] = ["VCPU", "DISK_GB"].map(|class| offered_by(world, node, class));
+        if processors != PROCESSORS as f64 || disk <= 0.0 && !is_shared {
+            found.push((
+                BOUND,
+                format!("node {node} gives out {processors} processors, and {disk} of its disk"),
+            ));
+        }
     }
     found.extend(world.store.idle_leases().into_iter().filter_map(|lease| idle(world, lease)));
     found

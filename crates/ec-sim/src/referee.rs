@@ -3,6 +3,7 @@
 
 mod answers;
 mod catalog;
+mod copies;
 mod demands;
 pub(crate) mod denied;
 mod ends;
@@ -99,6 +100,9 @@ pub(crate) struct Known {
     rebuilds_wished: u32,
     /// The newest of them that a user was told of.
     pub(crate) rebuild_acknowledged: Option<Timestamp>,
+    /// As the how manyth transactions it was asked for first, and its end.
+    request_count: u64,
+    end_count: u64,
     /// As the how manyth transactions the newest of them was written, and the disk was made that is to take the old one's place.
     rebuild_count: u64,
     successor_count: u64,
@@ -205,6 +209,8 @@ pub(crate) struct Referee {
     sealed_guests: BTreeSet<InstanceId>,
     /// At which seconds nodes were not alive.
     missed: BTreeMap<NodeId, Vec<u64>>,
+    /// As of which generations somebody wanted providers to be otherwise.
+    changes_asked: BTreeMap<NodeId, BTreeSet<Option<i64>>>,
     /// What each has asked for.
     asked: BTreeMap<Actor, Wrote>,
     /// How often something was written by which room is found.
@@ -633,6 +639,14 @@ impl Referee {
                     ));
                 }
             }
+            Operation::Destroy
+                if matches!(
+                    before.domain,
+                    Some(RunState::Running | RunState::Paused(_) | RunState::Saved)
+                ) && !(late || known.wished_away || self.restored) =>
+            {
+                self.found(format!("{instance} was destroyed while its guest was up, and no user wished it"));
+            }
             Operation::Destroy if known.wrote && before.volume && !known.wished_away => {
                 self.found(format!(
                     "the disk of {instance}, which its guest wrote, was deleted and no user wished it"
@@ -655,6 +669,9 @@ impl Referee {
             _ => {}
         }
         self.look_at_made(world, node, what, instance, late);
+        if before.volume {
+            self.look_at_copies(world, node, what, instance, late);
+        }
         self.look_at_domains(world, node, what, instance, late);
         let hosts = world.computers.iter().filter(|computer| {
             observed(computer, instance).is_some_and(|observed| observed.domain.is_some())

@@ -14,7 +14,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     door::content,
-    referee::{denied::Rooms, restored_of, said::Asking},
+    referee::{
+        denied::Rooms,
+        restored_of,
+        said::{Asking, answered_of},
+    },
     user::{acknowledged, await_active, image, someone, told},
     world::{Actor, World},
 };
@@ -262,6 +266,9 @@ pub(crate) async fn restore(
     world.judge(|referee, _| referee.wished(volume, &verb));
     let asking = Asking::by(world, actor);
     let acted = restore_volume(cloud, volume, image).await;
+    if image.copied().is_none_or(|of| content(world, &world.keys.instance(of.disk)).is_some()) {
+        answered_of(world, actor, volume, &acted);
+    }
     asking.answered(world, "restore", acted.as_ref().map(|acted| acted.already.is_none()));
     let acted = told(world, actor, acted)?;
     if let Some(Awaited::Rebuild(wished_at)) = acted.awaited {
@@ -437,6 +444,7 @@ pub(crate) async fn extend(
     world.judge(|referee, _| referee.extended(volume));
     let asking = Asking::by(world, actor);
     let acted = extend_volume(cloud, volume, size_gb).await;
+    answered_of(world, actor, volume, &acted);
     asking.answered(world, "extend", acted.as_ref().map(|acted| acted.already.is_none()));
     let acted = told(world, actor, acted)?;
     world.log(actor, format!("is told: {}", acted.already.as_deref().unwrap_or("it is written")));

@@ -51,7 +51,13 @@ impl Referee {
         let transactions = self.transactions;
         let known = self.known.entry(instance).or_default();
         (known.ended, known.restarts.0) = (None, 0);
-        let Some(was) = old.and_then(|old| decode::<Request>(&old.value).ok()) else { return };
+        if is.desired == Desired::Destroyed && known.end_count == 0 {
+            known.end_count = transactions;
+        }
+        let Some(was) = old.and_then(|old| decode::<Request>(&old.value).ok()) else {
+            known.request_count = transactions;
+            return;
+        };
         if was.rebuild != is.rebuild {
             known.rebuild_count = transactions;
         }
@@ -166,6 +172,8 @@ impl Referee {
         if policy == Restart::OnFailure && before.domain == Some(RunState::Ended(End::Crashed)) && !restored {
             self.look_at_row(world, instance);
         }
+        let down = matches!(before.domain, Some(RunState::Ended(_) | RunState::NotStarted));
+        self.look_at_wanted(world, node, instance, down);
         let known = self.known.entry(instance).or_default();
         let is_down = matches!(before.domain, Some(RunState::Ended(_)));
         let Some(why) = known.ended.take().filter(|_| is_down && !restored && !known.status_lost) else {
@@ -179,6 +187,27 @@ impl Referee {
         if !is_due {
             self.found(format!(
                 "{instance} ended ({why:?}) and was started again, and nobody wished that: {policy}"
+            ));
+        }
+    }
+
+    /// A guest that is down is not started where its user was told that it is paused, suspended or stopped, and wished nothing since.
+    fn look_at_wanted(&mut self, world: &World, node: NodeId, instance: InstanceId, is_down: bool) {
+        let status = content(world, &world.keys.status(node, instance));
+        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let (Some(request), Some(status)) = (request(world, node, instance), status) else { return };
+        let is_done = request.power.power != Power::Running
+            && status.power_generation >= request.power.generation
+            && status.observed_generation >= request.generation
+            && status.rebuilt.as_ref().map(|was| was.wished_at)
+                >= request.rebuild.as_ref().map(|wish| wish.wished_at)
+            && status.rescued.as_ref().map(|was| was.wished_at)
+                == request.rescue.as_ref().map(|wish| wish.wished_at)
+            && status.resized.as_ref().map(|was| was.wished_at) >= request.resize.map(|wish| wish.wished_at);
+        if is_down && is_done && !self.restored {
+            let power = request.power.power;
+            self.found(format!(
+                "{instance} was started, and its user was told that it is {power:?} as wished"
             ));
         }
     }

@@ -122,6 +122,7 @@ impl Referee {
     /// What is used is never more than there is; a guest that runs keeps its claim.
     pub(super) fn look_at_placement(&mut self, world: &World, txn: &Txn, before: &[Option<KeyValue>]) {
         let consumers = format!("{PLACEMENT}/consumers/");
+        self.look_at_change_of_provider(txn, before);
         for (op, old) in txn.then.iter().zip(before) {
             self.look_at_mark(world, op, old.as_ref());
             if let Op::Put { key, value, .. } = op {

@@ -126,6 +126,14 @@ impl Asking {
     }
 }
 
+/// Who asked something of this is told of nothing else that is not there.
+pub(crate) fn answered_of<T>(world: &World, actor: Actor, named: InstanceId, told: &CloudResult<T>) {
+    let Err(CloudError::NotFound(why)) = told else { return };
+    if !why.contains(&named.to_string()) {
+        world.judge(|referee, _| referee.found(format!("{actor} asked of {named}, and was told: {why}")));
+    }
+}
+
 impl Referee {
     fn asked_by(&self, actor: Actor) -> Wrote {
         self.asked.get(&actor).copied().unwrap_or_default()

@@ -34,8 +34,8 @@ enum About {
     Consumer(InstanceId),
     /// That a consumer is to hold this, and something else than it did at this generation; none: than nothing.
     Claim(InstanceId, Option<i64>, Value),
-    /// That a consumer which holds nothing is to hold what was reserved for it.
-    ClaimReserved(InstanceId),
+    /// That a consumer which holds nothing is to hold what was reserved for it of providers, which were at these generations.
+    ClaimReserved(InstanceId, Vec<(NodeId, Option<i64>)>),
     /// That a consumer is to hold nothing.
     Release(InstanceId),
     /// A provider.
@@ -50,8 +50,12 @@ impl About {
     fn of(request: &Request) -> Option<Self> {
         let path = request.url.path().trim_start_matches('/');
         if (request.method.as_str(), path) == ("POST", "reshaper") {
-            let consumers = request.body.as_ref()?["allocations"].as_object()?;
-            return Some(Self::ClaimReserved(consumers.keys().next()?.parse().ok()?));
+            let body = request.body.as_ref()?;
+            let consumers = body["allocations"].as_object()?;
+            let given = |inventory: &Value| inventory["resource_provider_generation"].as_i64();
+            let providers = body["inventories"].as_object().into_iter().flatten();
+            let providers = providers.filter_map(|(id, of)| Some((id.parse().ok()?, given(of)))).collect();
+            return Some(Self::ClaimReserved(consumers.keys().next()?.parse().ok()?, providers));
         }
         let mut path = path.split('/');
         let (kind, id, part, more) = (path.next()?, path.next()?, path.next(), path.next());
@@ -68,7 +72,7 @@ impl About {
             }
             ("GET", "resource_providers", None, None) => Self::Provider(id.parse().ok()?),
             ("GET", "resource_providers", Some("allocations"), None) => Self::Holders(id.parse().ok()?),
-            ("PUT", "resource_providers", Some(_), None) => {
+            ("PUT", "resource_providers", Some(_), _) => {
                 let given = request.body.as_ref()?["resource_provider_generation"].as_i64();
                 Self::Change(id.parse().ok()?, given)
             }
@@ -116,7 +120,16 @@ impl Referee {
     pub(crate) fn asked(&mut self, actor: Actor, question: &Question) {
         let (instance, generation) = match question.about {
             About::Claim(instance, generation, _) => (instance, generation),
-            About::ClaimReserved(instance) => (instance, None),
+            About::ClaimReserved(instance, ref providers) => {
+                for (provider, generation) in providers {
+                    self.changes_asked.entry(*provider).or_default().insert(*generation);
+                }
+                (instance, None)
+            }
+            About::Change(provider, generation) => {
+                self.changes_asked.entry(provider).or_default().insert(generation);
+                return;
+            }
             _ => return,
         };
         self.counting.insert((actor, instance));
@@ -152,7 +165,7 @@ impl Referee {
                 }
             }
             // Of two generations and two inventories the answer does not say which it was.
-            About::ClaimReserved(_) => None,
+            About::ClaimReserved(..) => None,
             About::Release(instance) => (status == 404 && consumer(world, instance).is_some())
                 .then(|| format!("{instance} holds nothing, and it does")),
             About::Provider(provider) => {
@@ -289,6 +302,36 @@ impl Referee {
                 "{instance} was given a claim at the generation {was:?}, and nobody asked for that"
             ));
         }
+    }
+}
+
+impl Referee {
+    /// What a provider has and can is otherwise as somebody asked for who knew how it was.
+    pub(super) fn look_at_change_of_provider(&mut self, txn: &Txn, before: &[Option<KeyValue>]) {
+        if self.restored {
+            return;
+        }
+        let (providers, generations) =
+            (format!("{PLACEMENT}/providers/"), format!("{PLACEMENT}/generations/"));
+        let mut wrong = Vec::new();
+        for (op, old) in txn.then.iter().zip(before) {
+            let (Op::Put { key, value, .. }, Some(old)) = (op, old) else { continue };
+            let Some(id) = key.strip_prefix(&providers) else { continue };
+            let new: Value = serde_json::from_slice(value).unwrap_or_default();
+            let (Some(old), Ok(provider)) = (read(Some(old)), id.parse::<NodeId>()) else { continue };
+            if ["inventories", "traits", "aggregates"].iter().all(|of| old[of] == new[of]) {
+                continue;
+            }
+            let counter = format!("{generations}{id}");
+            let was = txn.then.iter().zip(before).find(|(op, _)| op.key() == counter);
+            let was = was.and_then(|(_, old)| read(old.as_ref())?.as_i64());
+            if self.changes_asked.get(&provider).is_none_or(|asked| !asked.contains(&was)) {
+                wrong.push(format!(
+                    "provider {provider} was changed at the generation {was:?}, and nobody asked for that"
+                ));
+            }
+        }
+        wrong.into_iter().for_each(|wrong| self.found(wrong));
     }
 }
 

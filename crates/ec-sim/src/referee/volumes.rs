@@ -172,6 +172,7 @@ impl Referee {
                 self.found(format!("{actor} wrote that {} boots from another disk", record.instance));
             }
             self.look_at_given(world, actor, &record, old);
+            self.look_at_nodes_of_volumes(world, actor, &record);
             let wanted = wanted(world);
             for volume in record.volumes.iter().map(|has| has.volume) {
                 if wanted.get(&volume).is_some_and(|machines| machines.len() > 1) {
@@ -222,6 +223,19 @@ impl Referee {
                 self.found(format!(
                     "{actor} wrote that {machine} is to have {volume}, which is being made anew"
                 ));
+            }
+        }
+    }
+
+    /// What a machine is to have lies where that is.
+    fn look_at_nodes_of_volumes(&mut self, world: &World, actor: Actor, machine: &Instance) {
+        let Some(node) = machine.node().filter(|_| !self.restored) else { return };
+        for volume in machine.volumes.iter().map(|has| has.volume) {
+            let record = content(world, &world.keys.instance(volume));
+            let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
+            if let Some(other) = record.and_then(|record| record.node()).filter(|other| *other != node) {
+                let machine = machine.instance;
+                self.found(format!("{actor} wrote that {machine} of {node} is to have {volume} of {other}"));
             }
         }
     }
