@@ -18,10 +18,10 @@ use std::{
 
 use clap::Args;
 use ec_cloud::{
-    Ask, Change, CloudError, Difference, GroupView, Placed, Prune, STACK, Standing, VolumeStep, Volumes,
-    differences,
+    Ask, Change, CloudError, Difference, GroupView, HeldNamed, Placed, Prune, STACK, Standing, VolumeStep,
+    Volumes, differences,
 };
-use ec_model::{InstanceId, NodeId, Policy, RequestId};
+use ec_model::{InstanceId, NodeId, Policy, RequestId, Workload};
 use ec_runtime::{
     exit::{FAILED, Failure, tell},
     shutdown_on_signals,
@@ -194,6 +194,7 @@ pub(crate) async fn apply(session: &Session, apply: Apply, output: Output) -> Re
         return Err(source.wrong(&Place::of(&["instances", stack.entry_of(name)]), failure));
     }
     check_new(session, (&stack, &source), &steps, &of_volumes, &entries).await?;
+    check_held(session, (&stack, &source), &steps, &of_volumes).await?;
     if apply.diff {
         print(output, &applied)?;
         return if applied.iter().all(|one| one.what == "keep") {
@@ -340,6 +341,41 @@ async fn check_new(
         };
         if let Err(error) = ask.beside(cloud, &guest.image).await {
             return Err(source.wrong(&entry().key("image"), session.failed(error)));
+        }
+    }
+    Ok(())
+}
+
+/// Nothing is made that a node has, of which etcd lost what is wanted, as one does that was put back: it would be there twice.
+async fn check_held(
+    session: &Session,
+    (stack, source): (&Stack, &Source),
+    steps: &[Difference],
+    of: &Volumes<'_>,
+) -> Result<(), Failure> {
+    let new: Vec<(Workload, &str)> = steps
+        .iter()
+        .filter_map(|step| match step {
+            Difference::Run(number) => Some((Workload::Machine, of.instances[*number].name.as_str())),
+            Difference::Volume(VolumeStep::Create(number)) => {
+                Some((Workload::Volume, of.volumes[*number].name.as_str()))
+            }
+            _ => None,
+        })
+        .collect();
+    if new.is_empty() {
+        return Ok(());
+    }
+    let held = ec_cloud::held_named(&session.cloud).await?;
+    for (kind, name) in new {
+        let is_it = |one: &&HeldNamed| one.kind == kind && one.name.eq_ignore_ascii_case(name);
+        if let Some(one) = held.iter().find(is_it) {
+            let failure =
+                Failure::failed(format!("`{name}` is not made: {}; nothing was changed", one.way()));
+            return Err(match kind {
+                Workload::Machine => source.wrong(&Place::of(&["instances", stack.entry_of(name)]), failure),
+                Workload::Volume => failure,
+            });
         }
     }
     Ok(())

@@ -8,8 +8,10 @@ use std::{
 };
 
 use anyhow::{Context, Result, bail, ensure};
-use ec_model::{Instance, InstanceId, NodeId, State, decode, encode};
-use ec_store::Store;
+use ec_model::{
+    Desired, Held, Instance, InstanceId, Intent, NodeId, Request, State, Workload, decode, encode,
+};
+use ec_store::{Store, Txn};
 use ec_tests::{TINY, control::Control, program};
 use serde_json::Value;
 
@@ -186,6 +188,39 @@ async fn a_file_is_made_so_and_the_same_again_does_nothing() -> Result<()> {
     let names = control.done(&["list", "--label", "stack=shop", "-o", "name"])?;
     ensure!(names.contains("db\n") && names.contains("web-1"), "{names}");
     ensure!(control.done(&["list", "-o", "name"])?.contains("other"), "it was never of the stack");
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn what_a_node_has_and_etcd_lost_is_not_made_once_more() -> Result<()> {
+    let control = Control::start().await?;
+    control.node("a", true, PLENTY).await?;
+    let text = format!("stack: shop\ninstances:\n  web: {{query: \"{TINY}\"}}\n");
+    applied(&control, &file(&control, &text)?, &[], 0)?;
+    let (node, instance) = placed(&control, "web").await?;
+    // As its agent holds it, once an older etcd was put back.
+    let keys = &control.keys;
+    let request = control.store.get(&keys.request(node, instance)).await?.0.context("it is asked for")?;
+    let intent = Intent::of(&request.value, None)?;
+    let (rebuilt, rescued, resized, resources) = Default::default();
+    let held = Held { instance, node, intent, rebuilt, rescued, resized, resources, user_data_bytes: None };
+    let lost = [
+        keys.instance(instance),
+        keys.request(node, instance),
+        keys.name(Workload::Machine, "default", "web", instance),
+    ];
+    let txn = lost.into_iter().fold(Txn::new(), Txn::delete);
+    control.store.txn(txn.put(keys.held(node, instance), encode(&held))).await?;
+    refused(&control, &text, 1, "`eschedule heal` brings it back")?;
+    refused(&control, &text.replace("web:", "WEB:"), 1, &format!("`eschedule destroy {instance}` ends it"))?;
+    assert_eq!(control.count("instances/").await?, 0);
+    // Another is made beside it, and one of the name where its user has ended that.
+    applied(&control, &file(&control, &text.replace("web:", "db:"))?, &[], 0)?;
+    let mut ended: Request = decode(&request.value)?;
+    ended.desired = Desired::Destroyed;
+    let ended = Held { intent: Intent::of(&encode(&ended), None)?, ..held };
+    control.store.txn(Txn::new().put(keys.held(node, instance), encode(&ended))).await?;
+    applied(&control, &file(&control, &text)?, &[], 0)?;
     Ok(())
 }
 

@@ -159,6 +159,48 @@ pub async fn heal(cloud: &Cloud, only: &[String], looks: bool) -> CloudResult<Te
     Ok(tended)
 }
 
+/// What a node holds of the project that etcd lacks, and nobody ended: it is there, and would be made once more.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HeldNamed {
+    /// What it is.
+    pub kind: Workload,
+    /// Its name.
+    pub name: String,
+    /// Which.
+    pub instance: InstanceId,
+    /// Who holds it.
+    pub node: NodeId,
+}
+
+impl HeldNamed {
+    /// What helps.
+    pub fn way(&self) -> String {
+        let Self { instance, node, .. } = self;
+        format!(
+            "node {node} has {} {instance} of that name, of which etcd has lost what is wanted: `eschedule heal` brings it back, \
+             `eschedule {} {instance}` ends it",
+            self.kind.word(),
+            verb_of_end(self.kind),
+        )
+    }
+}
+
+/// Those that nodes hold, of the project, by their names.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn held_named(cloud: &Cloud) -> CloudResult<Vec<HeldNamed>> {
+    let keys = &cloud.keys;
+    let held = cloud.store.list(&keys.every_held()).await?.pairs;
+    let named = held.iter().filter_map(|pair| {
+        let (node, instance) = keys.parse_held(&pair.key).ok()?;
+        let (_, asked) = read(pair, node, instance).ok()?;
+        let is_wanted = asked.desired == Desired::Active && asked.project == cloud.project;
+        Some(HeldNamed { kind: asked.kind, name: asked.name.filter(|_| is_wanted)?, instance, node })
+    });
+    Ok(named.collect())
+}
+
 /// Those of which only the record is gone.
 ///
 /// # Errors

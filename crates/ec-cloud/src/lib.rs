@@ -83,7 +83,7 @@ pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use forget::{forget, node_to_forget};
 pub use group::{GroupView, Joining, Member, create_group, delete_group, delete_group_of, group, groups};
-pub use heal::{Healed, Outcome, heal, unfound, unrecorded};
+pub use heal::{Healed, HeldNamed, Outcome, heal, held_named, unfound, unrecorded};
 pub use history::history;
 pub use image::{
     Bytes, Facts, ImageChange, NewImage, Upload, add_image, change_image, copy_for_image, delete_image,
