@@ -253,9 +253,10 @@ async fn records(session: &Session) -> Vec<Finding> {
         ec_cloud::unrecorded(cloud),
         ec_cloud::unfound(cloud),
         ec_cloud::unreadable(cloud),
-        ec_cloud::unnamed_images(cloud)
+        ec_cloud::unnamed_images(cloud),
+        ec_cloud::lost_groups(cloud)
     );
-    let (found, unfound, damaged, unnamed) = match found {
+    let (found, unfound, damaged, unnamed, groups) = match found {
         Ok(found) => found,
         Err(error) => return vec![not_known("records", &error)],
     };
@@ -275,7 +276,18 @@ async fn records(session: &Session) -> Vec<Finding> {
         "are images that have lost the keys of their names",
         "`eschedule image set UUID --name NAME` writes them anew",
     );
-    lost.into_iter().chain(unfound).chain(unnamed).chain(damaged.into_iter().map(of_damaged)).collect()
+    let groups = of_those(
+        "records",
+        groups.into_iter(),
+        "are groups that have members, and etcd lacks what they are",
+        "`eschedule group create NAME --policy POLICY` makes them anew with their members, by the policy that they had",
+    );
+    lost.into_iter()
+        .chain(unfound)
+        .chain(unnamed)
+        .chain(groups)
+        .chain(damaged.into_iter().map(of_damaged))
+        .collect()
 }
 
 /// What lies in the image store, and is to lie there.

@@ -10,9 +10,9 @@
 //! what the policy says, of the keys that are there then: so it holds however many place members at once, whoever of
 //! them is killed, and whichever older etcd comes back.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
-use ec_model::{Group, InstanceId, NodeId, Policy, decode};
+use ec_model::{Group, Instance, InstanceId, NodeId, Policy, decode};
 use ec_plan::choice::Peers;
 use ec_runtime::planted;
 use ec_store::{Compare, KeyValue, Revision, Txn};
@@ -82,6 +82,34 @@ pub async fn groups(cloud: &Cloud) -> CloudResult<Vec<GroupView>> {
         GroupView { group, members: members.unwrap_or_default() }
     });
     Ok(views.collect())
+}
+
+/// The groups of the project that have members, and whose own keys somebody deleted: nobody is placed in them.
+///
+/// # Errors
+/// etcd does not answer.
+pub async fn lost_groups(cloud: &Cloud) -> CloudResult<BTreeSet<String>> {
+    let keys = &cloud.keys;
+    let groups: Vec<Group> = all(cloud, &keys.groups(&cloud.project)).await?;
+    let known: BTreeSet<String> =
+        groups.iter().map(|group| keys.members(&cloud.project, &group.name)).collect();
+    let mut lost = BTreeSet::new();
+    for key in cloud.store.keys(&keys.project_members(&cloud.project)).await? {
+        let Some((_, Ok((_, instance)))) =
+            group_of(&key).filter(|of| !known.contains(*of)).map(|of| (of, keys.parse_member(&key)))
+        else {
+            continue;
+        };
+        let record = cloud.store.get(&keys.instance(instance)).await?.0;
+        let name = record.and_then(|pair| decode::<Instance>(&pair.value).ok()).and_then(|it| it.group);
+        // It may have been made since.
+        if let Some(name) = name.filter(|name| !lost.contains(name))
+            && cloud.store.get(&keys.group(&cloud.project, &name)).await?.0.is_none()
+        {
+            lost.insert(name);
+        }
+    }
+    Ok(lost)
 }
 
 /// What the keys of all members of a member's group begin with.

@@ -82,7 +82,9 @@ pub use ec_plan::{
 pub use error::{CloudError, CloudResult, Kind};
 pub use explain::explain;
 pub use forget::{forget, node_to_forget};
-pub use group::{GroupView, Joining, Member, create_group, delete_group, delete_group_of, group, groups};
+pub use group::{
+    GroupView, Joining, Member, create_group, delete_group, delete_group_of, group, groups, lost_groups,
+};
 pub use heal::{Healed, HeldNamed, Outcome, heal, held_named, unfound, unrecorded};
 pub use history::history;
 pub use image::{

@@ -1,7 +1,9 @@
 //! Members of groups: where they are placed, what is refused, and who comes between.
 
 use super::*;
-use crate::{create_group, delete_group, delete_group_of, destroy, group, groups, tend_instances};
+use crate::{
+    create_group, delete_group, delete_group_of, destroy, group, groups, lost_groups, tend_instances,
+};
 
 impl World {
     /// The same with room for more on each node.
@@ -170,6 +172,25 @@ async fn who_is_quicker_at_a_node_has_it_and_the_other_goes_on() {
         assert!(!world.etcd.memory.txn(refused).await.unwrap().succeeded, "{policy}");
         assert_eq!(world.member(name).await, wanted, "{policy}");
     }
+}
+
+#[tokio::test]
+async fn a_group_that_has_members_and_whose_key_is_lost_is_told() {
+    let world = World::new(2, 0, &[]).await.roomy(9);
+    let cloud = world.cloud();
+    for name in ["Apart", "empty"] {
+        create_group(&cloud, name, Policy::AntiAffinity, None).await.unwrap();
+    }
+    world.member("Apart").await.unwrap();
+    assert!(lost_groups(&cloud).await.unwrap().is_empty());
+    for name in ["apart", "empty"] {
+        let lost = Txn::new().delete(world.keys.group(&cloud.project, name));
+        world.etcd.memory.txn(lost).await.unwrap();
+    }
+    assert_eq!(lost_groups(&cloud).await.unwrap().into_iter().collect::<Vec<_>>(), ["Apart"]);
+    create_group(&cloud, "apart", Policy::AntiAffinity, None).await.unwrap();
+    assert!(lost_groups(&cloud).await.unwrap().is_empty());
+    assert_eq!(world.members("apart").await.len(), 1);
 }
 
 #[tokio::test]
