@@ -349,10 +349,11 @@ async fn tell_changes(
     anew: bool,
 ) -> Result<(), PlacementError> {
     let (mut current, generation) = parts.placement.counted_inventory(parts.node).await?;
-    let mut told = reserved(parts).clone();
+    // Noted for good: it may be what is wanted now, and not later.
     for (class, inventory) in stood.come_back(generation, &current) {
-        told.begin(class, inventory);
+        reserved(parts).begin(class, inventory);
     }
+    let mut told = reserved(parts).clone();
     let stands = Stood::now(generation, &current, &told);
     let is_shared = parts.settings.shared.is_some();
     if let Some(shared) = &parts.settings.shared {
@@ -806,6 +807,27 @@ mod tests {
         *locked.0.lock().unwrap() = ended;
         look(&parts).await;
         assert_eq!(stands("VCPU"), own);
+    }
+
+    #[tokio::test]
+    async fn a_lock_that_came_back_while_it_was_wanted_is_taken_back_later() {
+        let state = tempfile::tempdir().unwrap();
+        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
+        let parts = beside(state.path(), &locked).await;
+        look(&parts).await;
+        let open = locked.0.lock().unwrap().1.clone();
+        // Put back to when its host was in trouble, as it is now.
+        let mut ended = (7, open.clone());
+        ended.1.values_mut().for_each(|of| of.reserved = of.total);
+        locked.0.lock().unwrap().clone_from(&ended);
+        let why = "full".to_owned();
+        let trouble = Trouble { kind: ec_model::TroubleKind::Disk, since: parts.host.now(), why };
+        parts.troubles.send_replace(vec![trouble]);
+        look(&parts).await;
+        parts.troubles.send_replace(Vec::new());
+        look(&parts).await;
+        let vcpu = locked.0.lock().unwrap().1["VCPU"].reserved;
+        assert_eq!(vcpu, open["VCPU"].reserved);
     }
 
     #[tokio::test]

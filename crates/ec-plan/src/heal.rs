@@ -258,7 +258,11 @@ fn undo_resize(held: &Held, wanted: &mut Instance, order: &mut Request, notes: &
         return;
     }
     let noted = held.resized.as_ref().map(|resized| resized.wished_at);
-    if order.resize.map(|wish| wish.wished_at) == noted {
+    // Made as large as was claimed for a wish of which its node had not heard: it is so, and nobody noted a size.
+    let is_made_so = noted.is_none()
+        && !held.resources.is_empty()
+        && Size::of(&held.resources) != Size::of(&wanted.spec.resources);
+    if order.resize.map(|wish| wish.wished_at) == noted && !is_made_so {
         return;
     }
     order.resize = noted.map(|wished_at| Resize { wished_at });

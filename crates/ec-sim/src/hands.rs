@@ -103,6 +103,10 @@ impl Hands {
             self.world.judge(|referee, _| referee.disturbed(instance));
             return Err(HypervisorError::Failed { what: name, detail: "refused on request".into() });
         }
+        let is_start = matches!(what, Operation::Start | Operation::StartRescue);
+        if is_start && matches!(fate, Fate::IsLate(_) | Fate::LosesItsAnswer | Fate::KillsAfterwards) {
+            self.world.judge(|referee, _| referee.start_unknown(instance));
+        }
         let (hands, era) = (self.clone(), self.computer.era());
         if let Fate::IsLate(late) = fate {
             tokio::spawn(async move {

@@ -263,6 +263,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
             record_lost: known_to_none,
             record_garbled,
             made_late,
+            start_unknown,
             taken_up,
             root,
             ..
@@ -311,7 +312,7 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
                 let nothing_to_count = (claims_lost || healed) && !traces.domain && !traces.volume;
                 (disturbed || restored)
                     && (counted || !wrote || nothing_to_count)
-                    && (wrote || traces.marked || vanished || restored)
+                    && (wrote || traces.marked && (start_unknown || record_garbled) || vanished || restored)
             }
             // Kept by its node, and counted. A disk alone that a call brought back late, after etcd had forgotten its
             // instance, may be anybody's, and nobody can tell how large it is: that stays until it is destroyed. So does
@@ -435,6 +436,8 @@ async fn unrest(world: &Arc<World>) -> Vec<Complaint> {
         // Somebody else may have its room.
         let is_short =
             (restored || claims_lost) && !has_room(world, &traces, has.saturating_sub(has_claimed));
+        // Made anew by what was claimed a moment before an older etcd came, as somebody had taken all of it.
+        let is_short = is_short || restored && vanished;
         if traces.claim && traces.domain && has_claimed < has && !(is_short || is_mended) {
             found.push((soon, format!("{instance}: it has {has} processors, and has claimed {has_claimed}")));
         }
@@ -551,8 +554,15 @@ async fn left(world: &Arc<World>) -> Vec<Complaint> {
         let gone = referee.instances().filter(|(_, known)| is_gone(known));
         gone.map(|(instance, _)| instance).collect()
     });
-    // Of a history of nobody a controller thinks.
-    let unthought_of = if world.controllers.count() == 0 { forgotten.clone() } else { BTreeSet::new() };
+    // Of a history of nobody a controller thinks, as of one that came back with an older etcd.
+    let restored = world.judge(|referee, _| referee.restored);
+    let unthought_of = match world.controllers.count() {
+        0 if restored => {
+            world.judge(|referee, _| referee.instances().map(|(instance, _)| instance).collect())
+        }
+        0 => forgotten.clone(),
+        _ => BTreeSet::new(),
+    };
     for (prefix, forgotten) in [("/ecompute/actions/", unthought_of), ("/ecompute/outcomes/", forgotten)] {
         let is_forgotten = |key: &str| {
             let of = key.rsplit('/').next().and_then(|name| name.parse().ok());

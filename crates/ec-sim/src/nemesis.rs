@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use ec_hypervisor::{End, Pause, RunState};
-use ec_model::InstanceId;
+use ec_model::{InstanceId, State, Status, decode};
 use ec_store::{Backup, Store};
 use tokio::time::sleep;
 use tokio_util::sync::CancellationToken;
@@ -54,11 +54,12 @@ pub(crate) enum Ill {
     StepClock,
     Hand,
     Revoke,
+    Forget,
     GarbleRecord,
     KillAtCall,
 }
 
-const ALL: [Ill; 33] = [
+const ALL: [Ill; 34] = [
     Ill::KillAgent,
     Ill::StopAgent,
     Ill::KillReplica,
@@ -92,6 +93,7 @@ const ALL: [Ill; 33] = [
     Ill::StepClock,
     Ill::Hand,
     Ill::Revoke,
+    Ill::Forget,
 ];
 
 /// The ills of a history: about a third of all, of those that have few consequences more often.
@@ -101,7 +103,7 @@ pub(crate) fn selection(world: &World) -> Vec<Ill> {
         Ill::Restore if world.shares_storage() => 35,
         Ill::Restore => 18,
         // Room may be sold twice till its node has noticed.
-        Ill::LoseClaim => 8,
+        Ill::LoseClaim | Ill::Forget => 8,
         Ill::StepClock => 10,
         Ill::LoseDisk
         | Ill::LoseDomain
@@ -154,6 +156,7 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
         Ill::KillAtCall => kill_at_call(world, &computer),
         Ill::StopAgent => acts::stop_agent(world, &computer),
         Ill::CrashHost => {
+            let computer = with_a_halted_guest(world).filter(|_| world.chance(50)).unwrap_or(computer);
             acts::crash_host(world, &computer).await;
             start_later(world, &computer);
         }
@@ -299,6 +302,11 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 let key = world.keys.status(computer.node, guest);
                 world.judge(|referee, _| referee.status_lost(guest));
                 world.store.txn(ec_store::Txn::new().delete(key)).await.ok();
+                if world.chance(20) {
+                    say(world, format!("deletes the record of {guest} on {name}"));
+                    computer.lose_record(guest);
+                    world.judge(|referee, _| referee.record_lost(guest));
+                }
             }
         }
         Ill::LoseRequest => {
@@ -377,6 +385,19 @@ async fn harm(world: &Arc<World>, ill: Ill, backup: &mut Option<Backup>) {
                 sleep(after).await;
                 operator::let_in(&world, &computer).await;
             });
+        }
+        Ill::Forget => {
+            if world.computers.len() > 1 && acts::kill_agent(world, &computer) {
+                let (forgets, gone) = (Arc::clone(world), Arc::clone(&computer));
+                tokio::task::spawn_local(async move { operator::forget(&forgets, &gone).await });
+                let (world, after) = (Arc::clone(world), world.millis(35_000..90_000));
+                tokio::spawn(async move {
+                    sleep(after).await;
+                    if !computer.is_up() {
+                        computer.start(&world);
+                    }
+                });
+            }
         }
         Ill::PauseGuest => {
             if let Some(guest) = any_guest(world, &computer).await {
@@ -516,6 +537,16 @@ fn put_to_sleep(world: &Arc<World>, who: Actor, life: Life) {
 
 pub(crate) fn any_computer(world: &World) -> &Arc<Computer> {
     &world.computers[world.index(world.computers.len())]
+}
+
+/// A computer of which a guest is told to be halted.
+fn with_a_halted_guest(world: &World) -> Option<Arc<Computer>> {
+    let is_halted = |computer: &&Arc<Computer>| {
+        let statuses = world.store.content(&world.keys.statuses(computer.node)).pairs;
+        let mut told = statuses.iter().filter_map(|pair| decode::<Status>(&pair.value).ok());
+        told.any(|status| status.state == State::Paused)
+    };
+    world.computers.iter().find(is_halted).cloned()
 }
 
 fn start_anew(world: &Arc<World>, computer: &Arc<Computer>) {

@@ -198,6 +198,7 @@ impl Computer {
                 ended = computer.run(&world, actor, &life, &stop) => Some(ended),
             };
             computer.forget(number);
+            world.judge(|referee, _| referee.agent_ended(computer.node));
             // Whoever opens the images next is another process.
             fs::remove_file(computer.directory.join("state/images/lock")).ok();
             let Some(ended) = ended else { return };

@@ -1,9 +1,10 @@
 //! Administrators of a cloud whose etcd asks who somebody is: they let nodes in, and out.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use async_trait::async_trait;
 use ec_cloud::{CloudError, Membership};
+use ec_model::{InstanceId, Request, decode};
 use ec_store::{Grant, StoreResult, Users};
 use tokio::time::sleep;
 
@@ -11,12 +12,16 @@ use crate::{
     door::Door,
     life::Life,
     node::Computer,
+    user::{cloud, doom},
+    volumes,
     world::{Actor, World},
 };
 
 /// Who lets nodes out, and who lets them in again, it may be at the same time.
 const OUT: Actor = Actor::User(41);
 const IN: Actor = Actor::User(42);
+/// Who has a host forgotten that is gone.
+const FORGETS: Actor = Actor::User(43);
 
 /// Where etcd does not answer, they try it again so often.
 const TRIES: usize = 3;
@@ -53,6 +58,45 @@ pub(crate) async fn let_in(world: &Arc<World>, computer: &Computer) -> bool {
         sleep(Duration::from_secs(1)).await;
     }
     !computer.is_revoked()
+}
+
+/// Somebody has a host forgotten that was not heard of for a while: its users end what was there, most of it. It may come back all the
+/// same, at any moment.
+pub(crate) async fn forget(world: &Arc<World>, computer: &Computer) {
+    sleep(world.millis(30_000..60_000)).await;
+    let node = computer.node;
+    let Ok(cloud) = cloud(world, FORGETS, &Life::new()) else { return };
+    let asked = || -> BTreeMap<InstanceId, Request> {
+        let pairs = world.store.content(&world.keys.requests(node)).pairs;
+        let requests = pairs.iter().filter_map(|pair| decode::<Request>(&pair.value).ok());
+        requests.map(|request| (request.instance, request)).collect()
+    };
+    let is_left = world.chance(20);
+    // Whoever has them goes first.
+    let (machines, volumes): (Vec<Request>, Vec<Request>) =
+        asked().into_values().partition(|request| request.kind.is_machine());
+    for request in machines.into_iter().chain(volumes) {
+        if computer.is_up() {
+            return;
+        }
+        if is_left && world.chance(50) {
+            continue;
+        }
+        let instance = request.instance;
+        _ = match request.kind.is_machine() {
+            true => doom(world, FORGETS, &cloud, instance).await,
+            false => volumes::delete(world, FORGETS, &cloud, instance).await,
+        };
+    }
+    world.log(FORGETS, format!("forgets {}", name(computer)));
+    world.judge(|referee, _| referee.forgotten(node));
+    let before = asked();
+    let told = ec_cloud::forget(&cloud, node).await;
+    world.log(FORGETS, told.map_or_else(|error| error.to_string(), |()| "it is forgotten".to_owned()));
+    let after = asked();
+    for instance in before.into_keys().filter(|instance| !after.contains_key(instance)) {
+        world.judge(|referee, _| referee.forgotten_there(instance));
+    }
 }
 
 fn name(computer: &Computer) -> String {

@@ -150,6 +150,8 @@ pub(crate) struct Known {
     pub(crate) request_lost: bool,
     /// A call that its agent had given up made its disk once more, of the size that it had then.
     pub(crate) made_late: bool,
+    /// Nobody was told whether a start of it came to be: its agent ended, or did not hear of it.
+    pub(crate) start_unknown: bool,
     /// The last call that set its volumes was one that its agent had given up, which has yet to look what it has.
     set_late: bool,
     /// Its node's record was taken: what that knew is lost.
@@ -234,6 +236,8 @@ pub(crate) struct Referee {
     image_changes: BTreeMap<Actor, Vec<ImageChange>>,
     /// etcd was put back to an older state at least once.
     pub(crate) restored: bool,
+    /// When it was last.
+    restored_at: Option<std::time::Duration>,
     /// Somebody took claims of guests that are there, so that their room may be sold to others, too.
     pub(crate) claims_lost: bool,
     /// For whom something is claimed of its node, as an agent was told, and in which etcd.
@@ -276,13 +280,34 @@ impl Referee {
         self.forgotten.insert(node);
     }
 
+    /// A start of it may come to be, or not, and its agent does not hear of that.
+    pub(crate) fn start_unknown(&mut self, instance: InstanceId) {
+        self.known.entry(instance).or_default().start_unknown = true;
+    }
+
+    /// An agent of the node has ended, whatever it was about.
+    pub(crate) fn agent_ended(&mut self, node: NodeId) {
+        for known in self.known.values_mut().filter(|known| known.acknowledged.is_none_or(|at| at == node)) {
+            known.start_unknown = true;
+        }
+    }
+
+    /// Its user ended it, and it was forgotten with its node: what is left of it where its host comes back is kept until somebody asks
+    /// for its end there.
+    pub(crate) fn forgotten_there(&mut self, instance: InstanceId) {
+        let known = self.known.entry(instance).or_default();
+        (known.request_lost, known.doomed) = (true, false);
+    }
+
     /// Whether somebody forgets this node, of whose host nothing is heard: nobody waits for what users have ended there.
     fn is_forgotten(&self, world: &World, node: NodeId) -> bool {
         self.forgotten.contains(&node) && content(world, &world.keys.agent(node)).is_none()
     }
 
     pub(crate) fn vanished(&mut self, instance: InstanceId) {
-        self.known.entry(instance).or_default().vanished = true;
+        let known = self.known.entry(instance).or_default();
+        // Of a disk that is gone there is nothing to lose.
+        (known.vanished, known.wrote_disk) = (true, false);
         self.forget(instance);
     }
 
@@ -458,7 +483,7 @@ impl Referee {
 
     /// etcd is another from now on. What it tells of a guest before its first address is what its agent goes by.
     pub(crate) fn replaced(&mut self, world: &World) {
-        self.restored = true;
+        (self.restored, self.restored_at) = (true, Some(world.elapsed()));
         for pair in world.store.content(&world.keys.all_statuses()).pairs {
             let Ok((_, instance)) = world.keys.parse_status(&pair.key) else { continue };
             let Ok(status) = decode::<Status>(&pair.value) else { continue };

@@ -15,6 +15,7 @@ use super::{
 use crate::{
     Acted, Cloud, CloudError, CloudResult, Guest,
     act::{docs, let_in, understood},
+    heal::{Had, had_there},
     history::{Asked, Unheard, note},
     image::image_of_copy,
     lookup::{Found, Known, Read, find, find_placed},
@@ -295,6 +296,14 @@ pub(crate) async fn kept_for(
     if let Some((machine, pair)) = holder_of(cloud, record.instance, former).await? {
         record.attached = Some(machine);
         txn = txn.when(Compare::Unchanged(pair.key, pair.mod_revision));
+    } else if record.attached.is_none()
+        && let Some(node) = record.node()
+    {
+        // One that was to be taken from a guest, which has it still, is that guest's until it let go of it.
+        match had_there(cloud, node, record.instance).await? {
+            Had::By(guest) => record.attached = Some(guest),
+            Had::ByNobody(still) => txn = txn.when(still),
+        }
     }
     // That may be brought back at this moment, with the volume, which is its own by its record.
     if let Some(former) = former.filter(|former| record.attached.is_some_and(|has| has != *former)) {

@@ -256,6 +256,11 @@ fn it_stays_as_large_as_it_is() {
     let of_two = "resources=MEMORY_MB:128,CUSTOM_X:1,VCPU:2&required=T".to_owned();
     assert_eq!(came(sized(3, Some(1)), Some(6), Some(5), 2), (Some(5), of_two.clone(), 1));
     assert_eq!(came(sized(1, None), Some(6), Some(5), 2), (Some(5), of_two, 1));
+    // Made as large as was claimed for a wish that its node never heard of.
+    assert_eq!(
+        came(sized(1, None), None, None, 2),
+        (None, "resources=MEMORY_MB:128,CUSTOM_X:1,VCPU:2&required=T".to_owned(), 1)
+    );
     // Each class in the group that asks for it.
     let mut grouped = sized(1, None);
     grouped.spec.query = "resources=MEMORY_MB:128&resources1=VCPU:1&required1=T".to_owned();

@@ -193,6 +193,19 @@ async fn not_its_own(stage: Stage) {
         let (status, _) = stage.ask_placement(&other, method, path, body).await;
         stage.demand(status == 403, "it is refused").await;
     }
+    let provider = format!("/resource_providers/{}", stage.node(at).node);
+    let traits = format!("{provider}/traits");
+    let (_, mut disabled) = stage.placement(Method::GET, &traits, None).await;
+    disabled["traits"] = json!(["COMPUTE_STATUS_DISABLED"]);
+    for (method, path, body) in [
+        (Method::PUT, &traits, Some(disabled)),
+        (Method::DELETE, &traits, None),
+        (Method::PUT, &provider, Some(json!({"name": "mine"}))),
+        (Method::DELETE, &provider, None),
+    ] {
+        let (status, _) = stage.ask_placement(&other, method, path, body).await;
+        stage.demand(status == 403, "it is refused, too").await;
+    }
     let own = stage.node(at).token();
     let (status, _) = stage.ask_placement(&own, Method::PUT, &inventory, Some(offered)).await;
     stage.demand(status == 200, "its own may be changed").await;
