@@ -379,6 +379,7 @@ async fn tell_changes(
     let news = News { offers: wanted, told, is_disk_shared: is_shared && !anew };
     let (wanted, is_others) = news.over(&current);
     if wanted.is_empty() {
+        reserved(parts).settle(&current);
         *stood = stands;
         return Ok(());
     }
