@@ -744,6 +744,20 @@ mod tests {
         assemble(settings, node, store, hypervisor, placement, Host::default()).await.unwrap()
     }
 
+    /// An agent that has looked once beside a provider that has nothing yet.
+    async fn looked(state: &Path) -> (Arc<Locked>, Arc<Parts>) {
+        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
+        let parts = beside(state, &locked).await;
+        look(&parts).await;
+        (locked, parts)
+    }
+
+    /// Its host is in trouble.
+    fn trouble(parts: &Parts) {
+        let (kind, since, why) = (ec_model::TroubleKind::Disk, parts.host.now(), "full".to_owned());
+        parts.troubles.send_replace(vec![Trouble { kind, since, why }]);
+    }
+
     async fn look(parts: &Parts) {
         let measured = measure(parts).await.unwrap();
         tell_changes(parts, &mut *parts.telling.lock().await, measured, false).await.unwrap();
@@ -769,9 +783,7 @@ mod tests {
     #[tokio::test]
     async fn what_a_placement_that_was_put_back_has_locked_is_an_operators_where_it_was_before() {
         let state = tempfile::tempdir().unwrap();
-        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
-        let parts = beside(state.path(), &locked).await;
-        look(&parts).await;
+        let (locked, parts) = looked(state.path()).await;
         let unlocked = locked.0.lock().unwrap().clone();
         let stands = |class: &str| {
             let stands = &locked.0.lock().unwrap().1[class];
@@ -813,17 +825,13 @@ mod tests {
     #[tokio::test]
     async fn a_lock_that_came_back_while_it_was_wanted_is_taken_back_later() {
         let state = tempfile::tempdir().unwrap();
-        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
-        let parts = beside(state.path(), &locked).await;
-        look(&parts).await;
+        let (locked, parts) = looked(state.path()).await;
         let open = locked.0.lock().unwrap().1.clone();
         // Put back to when its host was in trouble, as it is now.
         let mut ended = (7, open.clone());
         ended.1.values_mut().for_each(|of| of.reserved = of.total);
         locked.0.lock().unwrap().clone_from(&ended);
-        let why = "full".to_owned();
-        let trouble = Trouble { kind: ec_model::TroubleKind::Disk, since: parts.host.now(), why };
-        parts.troubles.send_replace(vec![trouble]);
+        trouble(&parts);
         look(&parts).await;
         parts.troubles.send_replace(Vec::new());
         look(&parts).await;
@@ -834,18 +842,14 @@ mod tests {
     #[tokio::test]
     async fn what_the_agent_locked_is_its_own_although_it_could_not_unlock_it_at_once() {
         let state = tempfile::tempdir().unwrap();
-        let locked = Arc::new(Locked(Mutex::new((40, BTreeMap::new()))));
-        let parts = beside(state.path(), &locked).await;
-        look(&parts).await;
+        let (locked, parts) = looked(state.path()).await;
         let open = locked.0.lock().unwrap().1.clone();
-        let trouble =
-            Trouble { kind: ec_model::TroubleKind::Disk, since: parts.host.now(), why: "full".to_owned() };
-        parts.troubles.send_replace(vec![trouble]);
+        trouble(&parts);
         look(&parts).await;
         let all = locked.0.lock().unwrap().1["VCPU"].clone();
         assert_eq!(all.reserved, all.total);
         parts.troubles.send_replace(Vec::new());
-        // Somebody writes between each question and what is written then, until nobody tries any more.
+        // Placement takes nothing for a while.
         locked.0.lock().unwrap().0 = FROZEN;
         let measured = measure(&parts).await.unwrap();
         let told = tell_changes(&parts, &mut *parts.telling.lock().await, measured, false).await;

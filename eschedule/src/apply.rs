@@ -137,9 +137,14 @@ impl Applied {
 
     /// The same where it is not begun for what became of another, which is told as a failure: so nobody else tells of this.
     fn leave(&mut self, why: &str) {
-        let volume = if self.of_volume { "volume " } else { "" };
-        tell(&format!("= {volume}{}: {why}", self.name));
+        tell(&format!("= {}: {why}", self.called()));
         self.undo(why);
+    }
+
+    /// What it is called in a line of its own.
+    fn called(&self) -> String {
+        let volume = if self.of_volume { "volume " } else { "" };
+        format!("{volume}{}", self.name)
     }
 }
 
@@ -482,8 +487,7 @@ fn as_called(step: &Difference, of_volumes: &Volumes<'_>) -> Applied {
 /// Says what is to be done, before it is.
 fn tell_of(one: &Applied) {
     let note = one.note.as_ref().map(|note| format!(": {note}")).unwrap_or_default();
-    let volume = if one.of_volume { "volume " } else { "" };
-    tell(&format!("{} {volume}{}{note}", sign(one.what), one.name));
+    tell(&format!("{} {}{note}", sign(one.what), one.called()));
 }
 
 fn sign(what: &str) -> &'static str {

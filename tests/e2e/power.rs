@@ -250,9 +250,11 @@ async fn what_waits_for_a_guest_that_stands_still_lets_its_user_end_it_and_goes_
     guest.asks(&["volume", "attach", "data", "web", "--wait"])?;
     stands_still(&guest)?;
     guest.asks(&["volume", "detach", "data"])?;
-    // So that the calls hang, here as below: who ends it waits for libvirt to end it, and for none of them.
-    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    let is_at_it =
+        async || Ok(guest.stack.status(guest.instance).await?.is_some_and(|is| is.volumes_changing));
+    guest.stack.until("its agent is at it", is_at_it).await?;
     guest.asks(&["pause", "web"])?;
+    // So that the call hangs, of which nothing tells, here as below: who ends it waits for libvirt to end it, and for no such call.
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     guest.asks(&["stop", "--grace", "0", "--wait", "--timeout", "25", "web"])?;
     guest.asks(&["start", "--wait", "web"])?;

@@ -23,7 +23,7 @@ use ec_model::{Doc, Image, ImageId, ImageRef, ImageStatus, Resources, Visibility
 use ec_store::{Compare, StoreError, Txn};
 use stored::{
     Stored, bearers, drop_alone, drop_left_over, found, free, lost_names, owned, read, take_away, taken,
-    write,
+    write, write_again,
 };
 
 use tokio::time::Instant;
@@ -309,7 +309,7 @@ pub async fn change_image(cloud: &Cloud, text: &str, change: &ImageChange) -> Cl
             return Err(taken(&after.name));
         }
         after.updated_at = cloud.host.now();
-        if let Some(written) = write(cloud, &stored, after.clone()).await? {
+        if let Some(written) = write_again(cloud, &stored, after.clone(), &lost).await? {
             return Ok(written.doc.record);
         }
         stored = found(cloud, &id.to_string()).await?;

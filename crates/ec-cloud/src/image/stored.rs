@@ -166,11 +166,19 @@ pub(super) async fn lost_names(cloud: &Cloud, image: &Image) -> CloudResult<Vec<
     Ok(lost)
 }
 
-/// Writes the image anew, with its names, where it still is as it was read, and nobody bears a name that is new. A name whose key was
-/// lost is written again, unless another bears it by now.
+/// Writes the image anew, with its names, where it still is as it was read, and nobody bears a name that is new.
 pub(super) async fn write(cloud: &Cloud, before: &Stored, after: Image) -> CloudResult<Option<Stored>> {
+    write_again(cloud, before, after, &[]).await
+}
+
+/// The same; of its names these, whose keys were lost, are written again, unless another bears them by now.
+pub(super) async fn write_again(
+    cloud: &Cloud,
+    before: &Stored,
+    after: Image,
+    lost: &[String],
+) -> CloudResult<Option<Stored>> {
     let (mut old, new) = (cloud.keys.names_of_image(&before.doc.record), cloud.keys.names_of_image(&after));
-    let lost = lost_names(cloud, &before.doc.record).await?;
     old.retain(|name| !lost.contains(name));
     let key = cloud.keys.image(after.id);
     let mut doc = before.doc.clone();

@@ -1,14 +1,10 @@
 //! Rules for copies: a disk stays as it is until what was asked to be a copy of it before is made.
 
 use ec_hypervisor::Operation;
-use ec_model::{Attachment, CopyOf, Desired, Instance, InstanceId, NodeId, Request, State, Status, decode};
+use ec_model::{Attachment, CopyOf, Desired, InstanceId, NodeId, Request, State, Status, decode};
 
-use super::{Referee, observed};
+use super::{Known, Referee, observed, volumes::record};
 use crate::{door::content, world::World};
-
-fn record(world: &World, instance: InstanceId) -> Option<Instance> {
-    decode(&content(world, &world.keys.instance(instance))?.value).ok()
-}
 
 /// Whether this is a copy of a disk, or with others.
 fn is_of(world: &World, of: &CopyOf, disk: InstanceId) -> bool {
@@ -51,7 +47,7 @@ impl Referee {
         if late || since == 0 || self.restored || known.disturbed || known.request_lost || known.moved {
             return;
         }
-        let is_first = |(copy, of): &(InstanceId, &super::Known)| {
+        let is_first = |(copy, of): &(InstanceId, &Known)| {
             let is_sure = of.acknowledged == Some(node)
                 && of.request_count > 0
                 && of.request_count < since

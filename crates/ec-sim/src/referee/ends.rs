@@ -18,25 +18,35 @@ fn request(world: &World, node: NodeId, instance: InstanceId) -> Option<Request>
     decode(&content(world, &world.keys.request(node, instance))?.value).ok()
 }
 
+fn status(world: &World, node: NodeId, instance: InstanceId) -> Option<Status> {
+    decode(&content(world, &world.keys.status(node, instance))?.value).ok()
+}
+
+/// Whether all that is wished is told to be carried out.
+fn is_carried_out(request: &Request, status: &Status) -> bool {
+    status.observed_generation >= request.generation
+        && status.power_generation >= request.power.generation
+        && status.rebuilt.as_ref().map(|was| was.wished_at)
+            >= request.rebuild.as_ref().map(|wish| wish.wished_at)
+        && status.rescued.as_ref().map(|was| was.wished_at)
+            == request.rescue.as_ref().map(|wish| wish.wished_at)
+        && status.resized.as_ref().map(|was| was.wished_at) >= request.resize.map(|wish| wish.wished_at)
+}
+
 impl Referee {
     /// A guest that runs ends for that reason, and no program has done it.
     pub(crate) fn ends(&mut self, world: &World, computer: &Computer, instance: InstanceId, why: End) {
         let runs = observed(computer, instance).is_some_and(|seen| seen.domain == Some(RunState::Running));
-        let status = content(world, &world.keys.status(computer.node, instance));
-        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let status = status(world, computer.node, instance);
         let (Some(request), Some(status), true) = (request(world, computer.node, instance), status, runs)
         else {
             return;
         };
+        // What starts it once more is still to come.
         let is_done = request.desired == Desired::Active
             && request.power.power == Power::Running
             && status.state == State::Active
-            && status.observed_generation >= request.generation
-            && status.power_generation >= request.power.generation
-            // What starts it once more is still to come.
-            && status.rebuilt.as_ref().map(|was| was.wished_at) >= request.rebuild.as_ref().map(|wish| wish.wished_at)
-            && status.rescued.as_ref().map(|was| was.wished_at) == request.rescue.as_ref().map(|wish| wish.wished_at)
-            && status.resized.as_ref().map(|was| was.wished_at) >= request.resize.map(|wish| wish.wished_at);
+            && is_carried_out(&request, &status);
         self.known.entry(instance).or_default().ended = is_done.then_some(why);
     }
 
@@ -86,8 +96,7 @@ impl Referee {
 
     /// Its node ends a guest that was asked to end, and was to be given time for it.
     pub(super) fn look_at_grace(&mut self, world: &World, node: NodeId, instance: InstanceId) {
-        let status = content(world, &world.keys.status(node, instance));
-        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let status = status(world, node, instance);
         let Some(request) = request(world, node, instance) else { return };
         // What was wished since its node told that is not heard of yet.
         let status = status.filter(|status| status.observed_generation >= request.generation);
@@ -193,17 +202,9 @@ impl Referee {
 
     /// A guest that is down is not started where its user was told that it is paused, suspended or stopped, and wished nothing since.
     fn look_at_wanted(&mut self, world: &World, node: NodeId, instance: InstanceId, is_down: bool) {
-        let status = content(world, &world.keys.status(node, instance));
-        let status = status.and_then(|pair| decode::<Status>(&pair.value).ok());
+        let status = status(world, node, instance);
         let (Some(request), Some(status)) = (request(world, node, instance), status) else { return };
-        let is_done = request.power.power != Power::Running
-            && status.power_generation >= request.power.generation
-            && status.observed_generation >= request.generation
-            && status.rebuilt.as_ref().map(|was| was.wished_at)
-                >= request.rebuild.as_ref().map(|wish| wish.wished_at)
-            && status.rescued.as_ref().map(|was| was.wished_at)
-                == request.rescue.as_ref().map(|wish| wish.wished_at)
-            && status.resized.as_ref().map(|was| was.wished_at) >= request.resize.map(|wish| wish.wished_at);
+        let is_done = request.power.power != Power::Running && is_carried_out(&request, &status);
         if is_down && is_done && !self.restored {
             let power = request.power.power;
             self.found(format!(

@@ -37,13 +37,14 @@ fn had(computer: &Computer, instance: InstanceId) -> BTreeSet<InstanceId> {
     own.flat_map(|(_, volumes)| volumes).flatten().map(|has| has.volume).collect()
 }
 
+/// What is wanted of an instance, by its record.
+pub(super) fn record(world: &World, of: InstanceId) -> Option<Instance> {
+    decode(&content(world, &world.keys.instance(of))?.value).ok()
+}
+
 /// The machine that is to have this volume, by the records of both.
 pub(super) fn holder(world: &World, volume: InstanceId) -> Option<Instance> {
-    let record = |of: InstanceId| {
-        let pair = content(world, &world.keys.instance(of))?;
-        decode::<Instance>(&pair.value).ok()
-    };
-    let machine = record(record(volume)?.attached?)?;
+    let machine = record(world, record(world, volume)?.attached?)?;
     machine.volumes.iter().any(|has| has.volume == volume).then_some(machine)
 }
 
@@ -63,10 +64,7 @@ fn is_doomed(world: &World, instance: InstanceId) -> bool {
 
 /// What is made anew of which copy where this snapshot is restored, as the instance stands by now.
 pub(crate) fn restored_of(world: &World, snapshot: InstanceId) -> BTreeMap<InstanceId, String> {
-    let record = |of: InstanceId| {
-        let pair = content(world, &world.keys.instance(of))?;
-        decode::<Instance>(&pair.value).ok()
-    };
+    let record = |of| record(world, of);
     let copied = record(snapshot).and_then(|record| record.spec.image.copied());
     let Some((machine, copied)) = copied.and_then(|copied| Some((record(copied.disk)?, copied))) else {
         return BTreeMap::new();
@@ -92,8 +90,7 @@ pub(crate) struct Before {
 }
 
 fn machine(world: &World, instance: InstanceId) -> Option<(Instance, Request)> {
-    let record = content(world, &world.keys.instance(instance))?;
-    let record: Instance = decode(&record.value).ok()?;
+    let record = record(world, instance)?;
     let request = content(world, &world.keys.request(record.node()?, instance))?;
     Some((record, decode(&request.value).ok()?))
 }
@@ -101,8 +98,7 @@ fn machine(world: &World, instance: InstanceId) -> Option<(Instance, Request)> {
 impl Referee {
     /// Somebody is about to have a machine restored from this snapshot of it.
     pub(crate) fn before_restore(&self, world: &World, snapshot: InstanceId) -> Option<Before> {
-        let record = content(world, &world.keys.instance(snapshot))?;
-        let instance = decode::<Instance>(&record.value).ok()?.spec.image.copied()?.disk;
+        let instance = record(world, snapshot)?.spec.image.copied()?.disk;
         let (record, request) = machine(world, instance)?;
         let status = content(world, &world.keys.status(record.node()?, instance))?;
         let status = decode::<Status>(&status.value).ok()?;
@@ -208,9 +204,7 @@ impl Referee {
         };
         for volume in machine.volumes.iter().map(|has| has.volume).filter(|volume| !had(*volume)) {
             let known = self.known(volume);
-            let node = content(world, &world.keys.instance(volume))
-                .and_then(|pair| decode::<Instance>(&pair.value).ok())
-                .and_then(|record| record.node());
+            let node = record(world, volume).and_then(|record| record.node());
             let Some(node) = node.filter(|_| !(self.restored || known.status_lost)) else { continue };
             let wished = content(world, &world.keys.request(node, volume))
                 .and_then(|pair| decode::<Request>(&pair.value).ok())
@@ -231,9 +225,8 @@ impl Referee {
     fn look_at_nodes_of_volumes(&mut self, world: &World, actor: Actor, machine: &Instance) {
         let Some(node) = machine.node().filter(|_| !self.restored) else { return };
         for volume in machine.volumes.iter().map(|has| has.volume) {
-            let record = content(world, &world.keys.instance(volume));
-            let record = record.and_then(|pair| decode::<Instance>(&pair.value).ok());
-            if let Some(other) = record.and_then(|record| record.node()).filter(|other| *other != node) {
+            let other = record(world, volume).and_then(|record| record.node());
+            if let Some(other) = other.filter(|other| *other != node) {
                 let machine = machine.instance;
                 self.found(format!("{actor} wrote that {machine} of {node} is to have {volume} of {other}"));
             }
